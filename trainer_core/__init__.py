@@ -1,0 +1,1 @@
+"""The trainer itself: data lines, engine, training loop and supervision. Never imports Prefect."""
