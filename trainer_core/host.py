@@ -1,0 +1,89 @@
+"""Host settings: what differs from machine to machine, read first by every command, flow and worker.
+
+The file is `~/.nstrain/host.json` or the one named by $NSTRAIN_HOST. Its `env` is set before torch, triton or
+huggingface_hub is imported, because they read their variables at import.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer_core.errors import Refused
+from trainer_core.line.files import read_json
+
+
+class HostSettings(BaseModel):
+    """Settings of one host; every key is optional."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    format: str = "host/1"
+    """Format of the file."""
+    neuronspark: str | None = None
+    """Folder of an external model package."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables to set before anything heavy is imported."""
+    work_root: str | None = None
+    """Folder of lines and data lines: relative names that do not exist are looked up here."""
+    tokenizer: str | None = None
+    """tokenizer.json used by `data init` when none is given."""
+    calibration_from: str | None = None
+    """Data line whose calibration `data init` takes over where source and tokenizer are the same."""
+    notify: str | None = None
+    """Program run with an event as JSON on its standard input."""
+
+
+def state_dir() -> Path:
+    """nstrain's own folder in the user's home: Prefect's database, device leases, host.json."""
+    return Path.home() / ".nstrain"
+
+
+def host_file() -> Path:
+    """The settings file in force."""
+    named = os.environ.get("NSTRAIN_HOST")
+    return Path(named).expanduser() if named else state_dir() / "host.json"
+
+
+def validation_problems(error: ValidationError, where: Path | str) -> list[str]:
+    """All problems of a pydantic error as lines that name file, key, value and expectation."""
+    problems = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
+        found = "" if item["type"] in ("missing", "extra_forbidden") else f", found {item['input']!r}"
+        problems.append(f"{where}: {key}: {item['msg']}{found}")
+    return problems
+
+
+def load_host() -> HostSettings:
+    """Read the settings and set their environment variables. Raises Refused with every problem of the file.
+
+    A missing default file means no settings; a file named by $NSTRAIN_HOST must exist.
+    """
+    path = host_file()
+    if not path.exists() and "NSTRAIN_HOST" not in os.environ:
+        return HostSettings()
+    try:
+        settings = HostSettings.model_validate(read_json(path))
+    except ValidationError as error:
+        raise Refused(validation_problems(error, path)) from None
+    for key, value in settings.env.items():
+        os.environ[key] = value
+    return settings
+
+
+def resolve(path: str | Path) -> Path:
+    """Absolute form of a path given by a person: a relative one that does not exist is looked up in work_root.
+
+    A name found nowhere stays relative to work_root if there is one (a new line is made there by flows),
+    else to the current directory.
+    """
+    given = Path(path).expanduser()
+    if given.is_absolute():
+        return given
+    if given.exists():
+        return given.resolve()
+    root = load_host().work_root
+    return (Path(root).expanduser() / given).absolute() if root else given.absolute()

@@ -1,0 +1,116 @@
+"""Stop requests: what a person wants of a line (`wanted.json`) and the request its trainer obeys (`STOP`).
+
+Verbs write both, under the line's verb lock; the trainer alone removes STOP, when it has obeyed. An empty STOP
+file (made by hand with `touch`) means: at the next update.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer_core.errors import Refused
+from trainer_core.line.events import new_ulid
+from trainer_core.line.files import write_json
+from trainer_core.line.identity import ProcessIdentity
+from trainer_core.line.lock import Busy, FileLock
+from trainer_core.line.paths import LinePaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """One request; with neither bound it means the next update."""
+
+    id: str
+    """ULID; empty for a STOP file made by hand."""
+    at_cycle_end: int | None
+    """Stop exactly when this cycle is trained, or at the first cycle end after it."""
+    at_update: int | None
+    """Stop when this many updates are done, or at the next update when they already are."""
+    by: str
+    """Who asked: a verb, a flow, `cancel`."""
+    time: float
+    """Seconds since the epoch."""
+
+    def due(self, *, update: int, cycles_done: int, at_cycle_end: bool) -> bool:
+        """Whether a line with `update` updates and `cycles_done` whole cycles stops here."""
+        if self.at_cycle_end is not None:
+            return at_cycle_end and cycles_done > self.at_cycle_end
+        return self.at_update is None or update >= self.at_update
+
+
+def want(paths: LinePaths, state: Literal["running", "stopped"], by: str) -> None:
+    """Record what is wanted of the line, for whoever starts or relaunches it."""
+    write_json(paths.wanted, {"format": "wanted/1", "wanted": state, "by": by, "time": time.time()})
+
+
+def running(paths: LinePaths) -> bool:
+    """Whether somebody holds the line's lock (a supervisor, an inline run, an orphaned trainer)."""
+    try:
+        FileLock.acquire(paths.lock, role="probe").release()
+    except Busy:
+        return True
+    return False
+
+
+def request_stop(
+    paths: LinePaths, *, at_cycle_end: int | None = None, at_update: int | None = None, by: str
+) -> StopRequest | None:
+    """Ask the line to stop with a checkpoint; None when it is not running (then only `wanted` changes).
+
+    Raises Refused for a missing line or for two bounds at once. A later request replaces an earlier one.
+    """
+    if at_cycle_end is not None and at_update is not None:
+        raise Refused("stop: give at_cycle_end or at_update, not both")
+    if not paths.run_json.exists():
+        raise Refused(f"{paths.root}: not a training line (no run.json); `nstrain new` makes one")
+    want(paths, "stopped", by)
+    if not running(paths):
+        return None
+    request = StopRequest(
+        id=new_ulid(), at_cycle_end=at_cycle_end, at_update=at_update, by=by, time=time.time()
+    )
+    write_json(paths.stop, {"format": "stop/1", **request.__dict__})
+    return request
+
+
+def read_stop(paths: LinePaths) -> StopRequest | None:
+    """The pending request, or None. Anything unreadable in STOP means: now."""
+    try:
+        text = paths.stop.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        value = {}
+
+    def number(key: str) -> int | None:
+        found = value.get(key)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+    return StopRequest(
+        id=str(value.get("id", "")),
+        at_cycle_end=number("at_cycle_end"),
+        at_update=number("at_update"),
+        by=str(value.get("by", "STOP file")),
+        time=float(value["time"]) if isinstance(value.get("time"), int | float) else time.time(),
+    )
+
+
+def clear_stop(paths: LinePaths) -> None:
+    """Remove the request after it was obeyed, or before a new start."""
+    paths.stop.unlink(missing_ok=True)
+
+
+def holder(paths: LinePaths) -> ProcessIdentity | None:
+    """Identity of the process that took the line's lock, while it is held."""
+    try:
+        FileLock.acquire(paths.lock, role="probe").release()
+    except Busy as busy:
+        return busy.holder
+    return None

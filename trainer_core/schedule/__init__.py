@@ -1,0 +1,1 @@
+"""Schedules by the tokens trained: pure functions, no clock, no counter of their own."""
