@@ -1,1 +1,1 @@
-"""The data line: pinned sources become cycles of rows; numpy only, no torch."""
+"""The data line: pinned corpora in, fixed-size cycles of shuffled token shards out. Imports no torch."""

@@ -1,0 +1,270 @@
+"""The records of `data.json`: what a data line is made of, resolved and pinned once by `data init`.
+
+Owns the dataclasses and their JSON form. Never lists a folder, reads text or estimates anything.
+Invariant: `DataLine.from_json(line.to_json()) == line`, and `digest()` does not depend on where the folders
+and the tokenizer lie, so a line that was moved, or was made again elsewhere from the same files, is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer_core.errors import Refused
+from trainer_core.line.files import read_json, sha256_json
+from trainer_core.line.paths import DataPaths
+
+FORMAT = "data/1"
+PLANNER_VERSION = 1
+SEGMENT_TOKENS = 1 << 22
+
+StratumRule = Literal["none", "file"] | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRule:
+    """Where the text of a source's files is. A .txt file is one document under every rule."""
+
+    kind: Literal["auto", "column", "whole"] = "auto"
+    """`auto`: the only large string column; `column`: the one named; `whole`: the source has only .txt files."""
+    column: str | None = None
+    """Name of the column or JSON key, for kind `column`."""
+
+    def to_json(self) -> Any:
+        """The form it has in recipe.json and data.json."""
+        return {"column": self.column} if self.kind == "column" else self.kind
+
+    @staticmethod
+    def from_json(value: Any) -> TextRule:
+        """Inverse of `to_json`."""
+        if isinstance(value, dict):
+            return TextRule(kind="column", column=value["column"])
+        return TextRule(kind=value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One pinned file of a source."""
+
+    path: str
+    """Relative to the source's folder, with forward slashes."""
+    size: int
+    """Bytes on disk."""
+    sha256: str
+    """Hex digest of those bytes."""
+    stratum: str
+    """Name of its stratum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stratum:
+    """A part of a source that keeps its share in every cycle."""
+
+    name: str
+    """Directory name, file path, or `all`."""
+    tokens: int
+    """Estimated tokens to train on (held-out text left out); the stratum's share is tokens / their sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """A source as pinned at `data init`."""
+
+    name: str
+    """Nickname in the recipe; used for metrics and file names only."""
+    identity: str
+    """Key of the held-out hash: the source's id, never its nickname."""
+    folder: str
+    """Absolute path of the folder."""
+    glob: str
+    """Pattern that chose the files."""
+    stratum_rule: StratumRule
+    """`none`, `file`, or the directory level counted from 1."""
+    text: TextRule
+    """Resolved rule (never `auto`)."""
+    markers: tuple[str, ...]
+    """Added tokens that this source's text may use as control tokens."""
+    heldout: float
+    """Fraction of the documents kept for validation."""
+    encode_sha256: str
+    """Digest of the encode-only tokenizer copy."""
+    files: tuple[SourceFile, ...]
+    """Sorted by path."""
+    ignored: tuple[str, ...]
+    """Paths that the pattern matched but that no reader can read."""
+    strata: tuple[Stratum, ...]
+    """Sorted by name; every one has text."""
+
+    def stratum_files(self, stratum: str) -> tuple[SourceFile, ...]:
+        """The files of one stratum, sorted by path."""
+        return tuple(file for file in self.files if file.stratum == stratum)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form; files are short lists to keep a corpus of 10,000 files readable."""
+        return {
+            "kind": "folder",
+            "identity": self.identity,
+            "folder": self.folder,
+            "glob": self.glob,
+            "stratum": {"level": self.stratum_rule}
+            if isinstance(self.stratum_rule, int)
+            else self.stratum_rule,
+            "text": self.text.to_json(),
+            "markers": list(self.markers),
+            "heldout": self.heldout,
+            "encode_sha256": self.encode_sha256,
+            "strata": {stratum.name: stratum.tokens for stratum in self.strata},
+            "files": [[file.path, file.size, file.sha256, file.stratum] for file in self.files],
+            "ignored": list(self.ignored),
+        }
+
+    @staticmethod
+    def from_json(name: str, value: dict[str, Any]) -> SourceSpec:
+        """Inverse of `to_json`."""
+        rule = value["stratum"]
+        return SourceSpec(
+            name=name,
+            identity=value["identity"],
+            folder=value["folder"],
+            glob=value["glob"],
+            stratum_rule=rule["level"] if isinstance(rule, dict) else rule,
+            text=TextRule.from_json(value["text"]),
+            markers=tuple(value["markers"]),
+            heldout=value["heldout"],
+            encode_sha256=value["encode_sha256"],
+            files=tuple(
+                SourceFile(path=path, size=size, sha256=sha256, stratum=stratum)
+                for path, size, sha256, stratum in value["files"]
+            ),
+            ignored=tuple(value["ignored"]),
+            strata=tuple(Stratum(name=key, tokens=tokens) for key, tokens in value["strata"].items()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Shares of the sources from one cycle on; exact integers, because the sample order needs them."""
+
+    from_cycle: int
+    """First cycle with these shares."""
+    shares: dict[str, int]
+    """Integer share per source, in the recipe's order of sources; 0 = not in this piece."""
+
+    @property
+    def denominator(self) -> int:
+        """What the integer shares sum to."""
+        return sum(self.shares.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerRecord:
+    """The pinned tokenizer."""
+
+    path: str
+    """Absolute path of tokenizer.json."""
+    sha256: str
+    """Hex digest of the file's bytes: a re-serialised file counts as another tokenizer."""
+    library_version: str
+    """Version of the tokenizers package at init."""
+    vocab_size: int
+    """Entries, added tokens included."""
+    largest_id: int
+    """Largest id; it, not the number of entries, decides the token width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLine:
+    """All of data.json."""
+
+    cycle_tokens: int
+    """Tokens of a cycle, before rounding down to whole updates."""
+    seed: int
+    """Seed of every permutation of the line."""
+    segments: int
+    """Slices of a cycle that each hold every stratum at its share."""
+    planner_version: int
+    """Version of the planning rules the line was made for."""
+    eos_id: int
+    """Id appended to every document."""
+    token_dtype: Literal["uint16", "uint32"]
+    """Width of a stored token."""
+    tokenizer: TokenizerRecord
+    """The pinned tokenizer."""
+    sources: tuple[SourceSpec, ...]
+    """In the recipe's order."""
+    pieces: tuple[Piece, ...]
+    """By rising first cycle; the first starts at 0."""
+    max_epochs: int = 1
+    """Passes over a source; 1 is the only value."""
+
+    def source(self, name: str) -> SourceSpec:
+        """The source of that nickname."""
+        return next(source for source in self.sources if source.name == name)
+
+    def piece_at(self, cycle: int) -> Piece:
+        """The piece in force at a cycle."""
+        return [piece for piece in self.pieces if piece.from_cycle <= cycle][-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of data.json."""
+        return {
+            "format": FORMAT,
+            "planner_version": self.planner_version,
+            "cycle_tokens": self.cycle_tokens,
+            "seed": self.seed,
+            "segments": self.segments,
+            "max_epochs": self.max_epochs,
+            "eos_id": self.eos_id,
+            "token_dtype": self.token_dtype,
+            "tokenizer": dict(vars(self.tokenizer)),
+            "pieces": [
+                {"from_cycle": piece.from_cycle, "shares": piece.shares, "denominator": piece.denominator}
+                for piece in self.pieces
+            ],
+            "sources": {source.name: source.to_json() for source in self.sources},
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> DataLine:
+        """Inverse of `to_json`."""
+        return DataLine(
+            cycle_tokens=value["cycle_tokens"],
+            seed=value["seed"],
+            segments=value["segments"],
+            planner_version=value["planner_version"],
+            max_epochs=value["max_epochs"],
+            eos_id=value["eos_id"],
+            token_dtype=value["token_dtype"],
+            tokenizer=TokenizerRecord(**value["tokenizer"]),
+            pieces=tuple(Piece(from_cycle=p["from_cycle"], shares=p["shares"]) for p in value["pieces"]),
+            sources=tuple(SourceSpec.from_json(name, spec) for name, spec in value["sources"].items()),
+        )
+
+    def digest(self) -> str:
+        """Hex digest of everything that decides a token of the line; places on disk are left out."""
+        value = self.to_json()
+        value["tokenizer"].pop("path")
+        value["source_order"] = list(value["sources"])
+        for source in value["sources"].values():
+            source.pop("folder")
+        return sha256_json(value)
+
+
+def load_data_line(root: Path) -> DataLine:
+    """Read D/data.json. Raises Refused when the folder is not a data line of this version."""
+    path = DataPaths(root).data
+    if not path.exists():
+        raise Refused(
+            f"{root}: not a data line (no data.json); make one with `nstrain data init --work {root}`"
+        )
+    value = read_json(path)
+    if value.get("format") != FORMAT:
+        raise Refused(f"{path}: format is {value.get('format')!r}, this version reads {FORMAT!r}")
+    try:
+        return DataLine.from_json(value)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise Refused(
+            f"{path}: damaged or edited by hand ({type(error).__name__}: {error}); "
+            "restore the file that `data init` wrote"
+        ) from error
