@@ -118,7 +118,7 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
 def iterate_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSON-lines file in order; a missing file has none, torn lines are left out."""
     try:
-        file = open(path, "rb")
+        file = open(path, "rb")  # noqa: SIM115 (closed below; opening alone may fail)
     except FileNotFoundError:
         return
     with file:

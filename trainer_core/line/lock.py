@@ -2,8 +2,8 @@
 
 The kernel's flock decides; it ends when the last descriptor of the lock closes, so a lock handed to a child
 process (pass its `fd` in `pass_fds`) is held until the child ends too. The identity is only for messages and
-for telling an orphaned holder from a live one. On file systems where flock gives no exclusion, the identity of
-a live holder is honoured as well.
+for telling an orphaned holder from a live one. On file systems where flock gives no exclusion, the identity
+of a live holder is honoured as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from pathlib import Path
 
 from trainer_core.errors import Refused
 from trainer_core.line.identity import ProcessIdentity
+
+_PROBE_TRIES = 5
+_PROBE_SECONDS = 0.05
 
 
 class Busy(Refused):
@@ -46,18 +49,18 @@ class FileLock:
         """Take the lock now or raise Busy naming the holder; `role` says in a word what the holder does."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        me = ProcessIdentity.current()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder, held_role, since = _read_holder(fd)
+            _flock(fd, path)
+            _refuse_live_holder(fd, path)
+        except Busy:
             os.close(fd)
-            raise Busy(path, holder, held_role, since) from None
-        holder, held_role, since = _read_holder(fd)
-        if holder is not None and holder != me and holder.alive():
-            os.close(fd)
-            raise Busy(path, holder, held_role, since)
-        record = {"format": "lock/1", **me.to_dict(), "role": role, "since": time.time()}
+            raise
+        record = {
+            "format": "lock/1",
+            **ProcessIdentity.current().to_dict(),
+            "role": role,
+            "since": time.time(),
+        }
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(record).encode("utf-8") + b"\n", 0)
         return cls(fd, path)
@@ -95,6 +98,53 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds the lock; leaves no trace of its own."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def holder(path: Path) -> ProcessIdentity | None:
+    """Identity written by the process that took the lock last, whether or not it still holds it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return _read_holder(fd)[0]
+    finally:
+        os.close(fd)
+
+
+def _flock(fd: int, path: Path) -> None:
+    """Take the kernel's lock; a holder without a live record may be a reader's probe, so it gets a moment."""
+    for attempt in range(_PROBE_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            who, role, since = _read_holder(fd)
+            if attempt == _PROBE_TRIES - 1 or (who is not None and who.alive()):
+                raise Busy(path, who, role, since) from None
+            time.sleep(_PROBE_SECONDS)
+
+
+def _refuse_live_holder(fd: int, path: Path) -> None:
+    """Honour the record of another live process even where flock let us in."""
+    who, role, since = _read_holder(fd)
+    if who is not None and who != ProcessIdentity.current() and who.alive():
+        raise Busy(path, who, role, since)
 
 
 def _read_holder(fd: int) -> tuple[ProcessIdentity | None, str, float | None]:

@@ -1,7 +1,7 @@
 """Stop requests: what a person wants of a line (`wanted.json`) and the request its trainer obeys (`STOP`).
 
-Verbs write both, under the line's verb lock; the trainer alone removes STOP, when it has obeyed. An empty STOP
-file (made by hand with `touch`) means: at the next update.
+Verbs write both; the trainer alone removes STOP, when it has obeyed. An empty STOP file (made by hand with
+`touch`) means: at the next update.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Literal
 from trainer_core.errors import Refused
 from trainer_core.line.events import new_ulid
 from trainer_core.line.files import write_json
-from trainer_core.line.identity import ProcessIdentity
-from trainer_core.line.lock import Busy, FileLock
+from trainer_core.line.lock import held
 from trainer_core.line.paths import LinePaths
 
 
@@ -46,15 +45,6 @@ def want(paths: LinePaths, state: Literal["running", "stopped"], by: str) -> Non
     write_json(paths.wanted, {"format": "wanted/1", "wanted": state, "by": by, "time": time.time()})
 
 
-def running(paths: LinePaths) -> bool:
-    """Whether somebody holds the line's lock (a supervisor, an inline run, an orphaned trainer)."""
-    try:
-        FileLock.acquire(paths.lock, role="probe").release()
-    except Busy:
-        return True
-    return False
-
-
 def request_stop(
     paths: LinePaths, *, at_cycle_end: int | None = None, at_update: int | None = None, by: str
 ) -> StopRequest | None:
@@ -67,7 +57,7 @@ def request_stop(
     if not paths.run_json.exists():
         raise Refused(f"{paths.root}: not a training line (no run.json); `nstrain new` makes one")
     want(paths, "stopped", by)
-    if not running(paths):
+    if not held(paths.lock):
         return None
     request = StopRequest(
         id=new_ulid(), at_cycle_end=at_cycle_end, at_update=at_update, by=by, time=time.time()
@@ -105,12 +95,3 @@ def read_stop(paths: LinePaths) -> StopRequest | None:
 def clear_stop(paths: LinePaths) -> None:
     """Remove the request after it was obeyed, or before a new start."""
     paths.stop.unlink(missing_ok=True)
-
-
-def holder(paths: LinePaths) -> ProcessIdentity | None:
-    """Identity of the process that took the line's lock, while it is held."""
-    try:
-        FileLock.acquire(paths.lock, role="probe").release()
-    except Busy as busy:
-        return busy.holder
-    return None
