@@ -1,0 +1,162 @@
+"""The plan of a cycle: a pure function of the data line, its consumer, the state before and token counts.
+
+A plan says how many rows of which length come in which order (whole updates only), which documents make up
+each source's stream, and where the planner stands afterwards.
+
+Nothing here reads or writes a file: the same inputs give the same plan on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer_core.data.consumer import Consumer
+from trainer_core.data.plan_state import PlanState
+from trainer_core.data.row_order import PartOrder, part_order, segment_bounds
+from trainer_core.data.sources import DataLine, Piece
+from trainer_core.data.strata import Untokenised
+from trainer_core.data.streams import Estimate, FileCounts, SourcePlan, plan_stream
+from trainer_core.errors import Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartPlan:
+    """A part of a cycle: rows of one length."""
+
+    row_length: int
+    """Targets per row."""
+    num_rows: int
+    """Rows, a whole number of updates."""
+    updates: int
+    """Updates they make."""
+    start_token: int
+    """Tokens trained by the line before the part."""
+    order_start: int
+    """Rows of the piece's source sequence before the part."""
+    order: PartOrder
+    """Which row comes when."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclePlan:
+    """All of a cycle."""
+
+    cycle: int
+    """Cycle, counted from 0."""
+    piece: int
+    """Index of the recipe piece."""
+    parts: tuple[PartPlan, ...]
+    """Runs of rows of one length."""
+    sources: dict[str, SourcePlan]
+    """Streams of the sources that have rows in this cycle."""
+    before: PlanState
+    """State that the plan started from."""
+    after: PlanState
+    """State after it."""
+
+
+class FilesNeeded(Exception):
+    """These files must be tokenised before the cycle can be planned."""
+
+    def __init__(self, files: Sequence[tuple[str, str]]) -> None:
+        super().__init__(*files)
+        self.files = tuple(files)
+        """(source, path), in the order in which they are wanted."""
+
+
+def plan_parts(line: DataLine, consumer: Consumer, state: PlanState) -> tuple[PartPlan, ...]:
+    """Rows of the next cycle: as many whole updates of the batch in force as its tokens hold."""
+    cycle = state.next_cycle
+    index, piece = _piece(line, cycle)
+    position = state.order_position if index == state.piece else 0
+    length = consumer.row_length(state.start_token)
+    end = consumer.row_length_end(state.start_token)
+    if end is not None and end < state.start_token + line.cycle_tokens:
+        raise Refused(
+            f"cycle {cycle}: the row length changes at {end:,} tokens, inside the cycle; "
+            "this version needs a change at a cycle's first token"
+        )
+    rows = updates = 0
+    while True:
+        step = consumer.batch(state.start_token + rows * length) // length
+        if step < 1 or (rows + step) * length > line.cycle_tokens:
+            break
+        rows, updates = rows + step, updates + 1
+    if not updates:
+        raise Refused(
+            f"cycle {cycle}: {line.cycle_tokens:,} tokens hold no whole update of "
+            f"{consumer.batch(state.start_token):,} tokens in rows of {length:,}; make a data line with "
+            "larger cycles or a training line with smaller updates"
+        )
+    order = part_order(
+        piece,
+        seed=line.seed,
+        cycle=cycle,
+        part=0,
+        order_start=position,
+        bounds=segment_bounds(rows, line.segments),
+    )
+    return (
+        PartPlan(
+            row_length=length,
+            num_rows=rows,
+            updates=updates,
+            start_token=state.start_token,
+            order_start=position,
+            order=order,
+        ),
+    )
+
+
+def plan_cycle(
+    line: DataLine, consumer: Consumer, state: PlanState, counts: FileCounts, estimate: Estimate
+) -> CyclePlan:
+    """Plan the state's next cycle. Raises FilesNeeded (all sources at once) or DataUsedUp."""
+    parts = plan_parts(line, consumer, state)
+    index, _ = _piece(line, state.next_cycle)
+    sources: dict[str, SourcePlan] = {}
+    after = dict(state.sources)
+    missing: list[tuple[str, str]] = []
+    for name in parts[0].order.names:
+        try:
+            planned = plan_stream(
+                line, line.source(name), state, _segment_tokens(parts, name), counts, estimate
+            )
+        except Untokenised as wanted:
+            missing += [(name, path) for path in wanted.paths]
+            continue
+        if planned is not None:
+            sources[name], after[name] = planned
+    if missing:
+        raise FilesNeeded(missing)
+    last = parts[-1]
+    return CyclePlan(
+        cycle=state.next_cycle,
+        piece=index,
+        parts=parts,
+        sources=sources,
+        before=state,
+        after=PlanState(
+            next_cycle=state.next_cycle + 1,
+            start_token=last.start_token + last.num_rows * last.row_length,
+            piece=index,
+            order_position=last.order_start + last.num_rows,
+            sources=after,
+        ),
+    )
+
+
+def _piece(line: DataLine, cycle: int) -> tuple[int, Piece]:
+    piece = line.piece_at(cycle)
+    return line.pieces.index(piece), piece
+
+
+def _segment_tokens(parts: Sequence[PartPlan], name: str) -> list[int]:
+    """Tokens that the source's rows train up to the end of each segment of the cycle."""
+    total, ends = 0, []
+    for part in parts:
+        for segment in range(len(part.order.bounds) - 1):
+            total += part.order.segment_rows(segment).get(name, 0) * part.row_length
+            ends.append(total)
+    return ends

@@ -1,0 +1,172 @@
+"""A source's stream in a cycle: which documents it takes, in which order, and what it leaves. Pure.
+
+A stream is the head that the cycle before left, then pieces segment by segment, every segment with every
+stratum at its share within a document. It holds one token more than its rows train: the last target is the
+context of the next head's first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainer_core.data.order import permutation
+from trainer_core.data.plan_state import DocEnds, DocRange, PlanState, SourceState, StratumState
+from trainer_core.data.sources import DataLine, SourceSpec
+from trainer_core.data.strata import StratumFiles, StratumTake, Untokenised, cut_ranges
+from trainer_core.errors import DataUsedUp
+
+FileCounts = Callable[[str, str], DocEnds | None]
+"""Document ends of a tokenised file by source and path; None while it is not tokenised."""
+
+Estimate = Callable[[str, str], int]
+"""Tokens expected in a file, by source and path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePlan:
+    """A source's stream in a cycle."""
+
+    head: tuple[DocRange, ...]
+    """What earlier cycles left; the first token was a target already, except at the line's beginning."""
+    pieces: tuple[tuple[DocRange, ...], ...]
+    """New documents in stream order, by segment."""
+    head_out: tuple[DocRange, ...]
+    """What the stream leaves, from its last trained token on."""
+
+
+def file_order(line: DataLine, source: str, stratum: str) -> tuple[str, ...]:
+    """Paths of a stratum in the seeded order in which cycles open them."""
+    files = line.source(source).stratum_files(stratum)
+    order = permutation(line.seed, "files", source, stratum, n=len(files))
+    return tuple(files[index].path for index in order.tolist())
+
+
+def plan_stream(
+    line: DataLine,
+    spec: SourceSpec,
+    state: PlanState,
+    shares: Sequence[int],
+    counts: FileCounts,
+    estimate: Estimate,
+) -> tuple[SourcePlan, SourceState] | None:
+    """A source's stream and its state afterwards; None when the cycle has no row of it.
+
+    `shares` are the tokens that the source's rows train up to the end of each segment. Raises Untokenised.
+    """
+    cycle, name = state.next_cycle, spec.name
+    trained = shares[-1]
+    if not trained:
+        return None
+    before = state.sources.get(name, SourceState())
+    known = _known(name, counts, [docs.path for docs in before.head])
+    head_tokens = sum(docs.tokens(known(docs.path)) for docs in before.head)
+    takes = _take(line, spec, before, counts, estimate, cycle)
+    # The very first token of a source is context only: one more token than targets.
+    credit = trained if before.head else trained + 1
+    debts = _fill(takes, credit, trained + 1 - head_tokens, f"cycle {cycle}, source {name}")
+    portions = [
+        cut_ranges(take.ranges(), known, [take.taken_tokens * part // trained for part in shares[:-1]])
+        for take in takes
+    ]
+    pieces = []
+    for segment in range(len(shares)):
+        docs = [entry for portion in portions for entry in portion[segment]]
+        order = permutation(line.seed, "pieces", cycle, segment, name, n=len(docs))
+        pieces.append(tuple(docs[index] for index in order.tolist()))
+    stream = [*before.head, *(entry for segment in pieces for entry in segment)]
+    head_out = _after(stream, known, trained)
+    strata = {take.files.name: take.state(debt) for take, debt in zip(takes, debts, strict=True)}
+    return (
+        SourcePlan(head=before.head, pieces=tuple(pieces), head_out=head_out),
+        SourceState(strata=strata, head=head_out),
+    )
+
+
+def _known(name: str, counts: FileCounts, paths: Sequence[str]) -> Callable[[str], DocEnds]:
+    """Counts that must be there; asks for the named files when they are not."""
+    missing = [path for path in dict.fromkeys(paths) if counts(name, path) is None]
+    if missing:
+        raise Untokenised(missing)
+
+    def known(path: str) -> DocEnds:
+        ends = counts(name, path)
+        assert ends is not None, path
+        return ends
+
+    return known
+
+
+def _take(
+    line: DataLine, spec: SourceSpec, before: SourceState, counts: FileCounts, estimate: Estimate, cycle: int
+) -> list[StratumTake]:
+    """Open the strata's files where they stand."""
+    missing: list[str] = []
+    takes = []
+    for stratum in spec.strata:
+        files = file_order(line, spec.name, stratum.name)
+        try:
+            takes.append(
+                StratumTake(
+                    StratumFiles(
+                        name=stratum.name,
+                        weight=stratum.tokens,
+                        files=files,
+                        estimates=tuple(estimate(spec.name, path) for path in files),
+                    ),
+                    before.strata.get(stratum.name, StratumState()),
+                    lambda path: counts(spec.name, path),
+                    f"cycle {cycle}, source {spec.name}, stratum {stratum.name}",
+                )
+            )
+        except Untokenised as wanted:
+            missing += wanted.paths
+    if missing:
+        raise Untokenised(missing)
+    return takes
+
+
+def _fill(takes: Sequence[StratumTake], credit: int, demand: int, where: str) -> list[int]:
+    """Take each stratum's exact share to the nearest document, then top up to `demand`; the new debts."""
+    total = sum(take.files.weight for take in takes)
+    missing: list[str] = []
+    for take in takes:
+        try:
+            take.take(take.owed(credit) // total)
+        except Untokenised as wanted:
+            missing += wanted.paths
+    if missing:
+        raise Untokenised(missing)
+
+    def debt(take: StratumTake) -> int:
+        return take.owed(credit) - take.taken_tokens * total
+
+    while (short := demand - sum(take.taken_tokens for take in takes)) > 0:
+        by_debt = sorted(takes, key=lambda take: (-debt(take), take.files.name))
+        if not any(take.take_document() for take in by_debt):
+            raise DataUsedUp(
+                f"{where}: used up, {short:,} tokens short; "
+                "add files to the source or lower its share (`nstrain data append`)"
+            )
+    return [debt(take) for take in takes]
+
+
+def _after(
+    stream: Sequence[DocRange], counts: Callable[[str], DocEnds], skipped: int
+) -> tuple[DocRange, ...]:
+    """What is left of a stream after its first `skipped` tokens."""
+    left = []
+    for docs in stream:
+        ends = counts(docs.path)
+        tokens = docs.tokens(ends)
+        if skipped >= tokens:
+            skipped -= tokens
+            continue
+        position = docs.start(ends) + skipped
+        doc = int(np.searchsorted(ends, position, side="right"))
+        first = int(ends[doc - 1]) if doc else 0
+        left.append(replace(docs, doc_from=doc, token_from=position - first))
+        skipped = 0
+    return tuple(left)
