@@ -1,0 +1,1 @@
+"""How the parts of a step are recorded and replayed: `protocol`, and one file per backend."""

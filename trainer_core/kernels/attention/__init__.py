@@ -1,0 +1,5 @@
+"""Causal self-attention as one operator: twin in `reference`, block-causal path, custom op in `op`."""
+
+from trainer_core.kernels.attention.op import causal_attention
+
+__all__ = ["causal_attention"]

@@ -1,0 +1,85 @@
+"""Causal attention by blocks of queries on batched matrix products: for every device without a kernel.
+
+A block of queries meets only the keys up to its own end: about half of the T x T products are never made.
+Short rows keep their probabilities for the backward pass, long ones recompute them from the log-sum-exp.
+Everything runs in a fixed order without atomics: two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+"""Queries per block."""
+
+
+def blocks(T: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each block of queries; the last one may be short."""
+    for start in range(0, T, BLOCK):
+        yield start, min(start + BLOCK, T)
+
+
+def saved_size(T: int) -> int:
+    """Probabilities that one head of one row keeps: sum over blocks of queries x keys seen."""
+    return sum((end - start) * end for start, end in blocks(T))
+
+
+def _future(start: int, end: int, like: Tensor) -> Tensor:
+    """0 where key <= query and -inf elsewhere, for the diagonal block."""
+    size = end - start
+    return torch.full((size, size), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
+
+
+def _scores(q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
+    """Scaled, masked scores [N, end - start, end] of one block of queries."""
+    scores = torch.bmm(q[:, start:end], k[:, :end].transpose(1, 2)).mul_(1 / math.sqrt(q.shape[-1]))
+    scores[:, :, start:].add_(_future(start, end, scores))
+    return scores
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [N, T, d], log-sum-exp [N, T] and flat probabilities (none unless `save`); N = B x H."""
+    N, T, _ = q.shape
+    out, lse = torch.empty_like(q), q.new_empty(N, T)
+    saved = q.new_empty(N * saved_size(T) if save else 0)
+    offset = 0
+    for start, end in blocks(T):
+        scores = _scores(q, k, start, end)
+        size = scores.numel()
+        lse[:, start:end] = torch.logsumexp(scores, -1)
+        if save:
+            probs = saved[offset : offset + size].view(scores.shape)
+            torch.softmax(scores, -1, out=probs)
+        else:
+            probs = scores.sub_(lse[:, start:end, None]).exp_()
+        offset += size
+        out[:, start:end] = torch.bmm(probs, v[:, :end])
+    return out, lse, saved
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v; key and value gradients add up over the blocks of queries in their order."""
+    T, d = q.shape[1:]
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    delta = (grad * out).sum(-1, keepdim=True)
+    offset = 0
+    for start, end in blocks(T):
+        if saved.numel():
+            size = q.shape[0] * (end - start) * end
+            probs = saved[offset : offset + size].view(q.shape[0], end - start, end)
+            offset += size
+        else:
+            probs = _scores(q, k, start, end).sub_(lse[:, start:end, None]).exp_()
+        g = grad[:, start:end]
+        dv[:, :end].baddbmm_(probs.transpose(1, 2), g)
+        d_scores = torch.bmm(g, v[:, :end].transpose(1, 2)).sub_(delta[:, start:end]).mul_(probs)
+        d_scores.mul_(1 / math.sqrt(d))
+        dq[:, start:end] = torch.bmm(d_scores, k[:, :end])
+        dk[:, :end].baddbmm_(d_scores.transpose(1, 2), q[:, start:end])
+    return dq, dk, dv

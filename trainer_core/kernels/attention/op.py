@@ -1,0 +1,70 @@
+"""Causal attention as a custom operator, so that a trace on meta tensors sees its true saved sizes.
+
+The operator owns shapes, autograd and what is saved; the arithmetic lives in `block_causal`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer_core.kernels.attention import block_causal
+
+SAVE_UP_TO = 1024
+"""Longest row whose probabilities are kept for the backward pass; longer rows recompute them."""
+
+
+@torch.library.custom_op("nstrain::causal_attention", mutates_args=())
+def _attention(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    return block_causal.forward(q, k, v, save)
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    N, T, _ = q.shape
+    saved = N * block_causal.saved_size(T) if save else 0
+    return torch.empty_like(q), q.new_empty(N, T), q.new_empty(saved)
+
+
+@torch.library.custom_op("nstrain::causal_attention_backward", mutates_args=())
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return block_causal.backward(grad, q, k, v, out, lse, saved)
+
+
+@_attention_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    q, k, v, _ = inputs
+    out, lse, saved = output
+    ctx.mark_non_differentiable(lse, saved)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, out, lse, saved)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None, None, None
+    q, k, v, out, lse, saved = ctx.saved_tensors
+    dq, dk, dv = _attention_backward(grad.contiguous(), q, k, v, out, lse, saved)
+    return dq, dk, dv, None
+
+
+_attention.register_autograd(_differentiate, setup_context=_setup)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d), s <= t) v for q, k, v of shape [B, H, T, d]; the result has the same shape."""
+    B, H, T, d = q.shape
+    flat = [x.reshape(B * H, T, d).contiguous() for x in (q, k, v)]
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    out: Tensor = _attention(*flat, needs_grad and T <= SAVE_UP_TO)[0]
+    return out.view(B, H, T, d)

@@ -1,0 +1,98 @@
+"""Cross-entropy of a linear head, summed, over chunks of tokens: the logits of one chunk exist at a time.
+
+While gradients are on, each chunk's gradients are made right after its loss from the same logits (one product
+less than recomputing them); the backward pass only scales them. Losses are summed in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORE_INDEX = -100
+"""Target that counts neither in the loss nor in the number of targets."""
+
+CHUNK = 256
+"""Tokens whose logits exist at the same time."""
+
+
+def _chunk_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss of a chunk in float64; and for its gradient: log-sum-exp, safe targets [n, 1], kept [n, 1]."""
+    kept = (targets != IGNORE_INDEX)[:, None]
+    safe = targets.clamp(min=0)[:, None]
+    lse = torch.logsumexp(logits, -1, keepdim=True)
+    losses = torch.where(kept, lse - logits.gather(1, safe), 0)
+    return losses.sum(dtype=torch.float64), lse, safe, kept
+
+
+def _accumulated(hidden: Tensor) -> torch.dtype:
+    """Logits and sums are float32, or wider when the inputs are."""
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+@torch.library.custom_op("nstrain::linear_cross_entropy", mutates_args=())
+def _loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    for start in range(0, hidden.shape[0], CHUNK):
+        part = slice(start, start + CHUNK)
+        logits = (hidden[part] @ weight.t()).to(_accumulated(hidden))
+        total += _chunk_loss(logits, targets[part])[0]
+    return total.to(_accumulated(hidden))
+
+
+@_loss.register_fake
+def _(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return hidden.new_empty((), dtype=_accumulated(hidden))
+
+
+@torch.library.custom_op("nstrain::linear_cross_entropy_train", mutates_args=())
+def _loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    d_hidden = torch.empty_like(hidden)
+    d_weight = torch.zeros_like(weight, dtype=_accumulated(hidden))
+    for start in range(0, hidden.shape[0], CHUNK):
+        part = slice(start, start + CHUNK)
+        logits = (hidden[part] @ weight.t()).to(_accumulated(hidden))
+        loss, lse, safe, kept = _chunk_loss(logits, targets[part])
+        total += loss
+        d_logits = logits.sub_(lse).exp_()
+        d_logits.scatter_add_(1, safe, torch.full_like(lse, -1))
+        d_logits.mul_(kept)
+        d_hidden[part] = (d_logits @ weight.to(d_logits.dtype)).to(hidden.dtype)
+        d_weight.addmm_(d_logits.t(), hidden[part].to(d_logits.dtype))
+    return total.to(_accumulated(hidden)), d_hidden, d_weight
+
+
+@_loss_and_gradients.register_fake
+def _(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _accumulated(hidden)
+    return hidden.new_empty((), dtype=wide), torch.empty_like(hidden), torch.empty_like(weight, dtype=wide)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, d_hidden, d_weight = output
+    ctx.mark_non_differentiable(d_hidden, d_weight)
+    ctx.set_materialize_grads(False)
+    ctx.weight_dtype = inputs[1].dtype
+    ctx.save_for_backward(d_hidden, d_weight)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None, None
+    d_hidden, d_weight = ctx.saved_tensors
+    return d_hidden * grad.to(d_hidden.dtype), (d_weight * grad).to(ctx.weight_dtype), None
+
+
+_loss_and_gradients.register_autograd(_differentiate, setup_context=_setup)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy of hidden [n, d] against weight [V, d] at targets [n]; -100 is left out."""
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        loss: Tensor = _loss_and_gradients(hidden, weight, targets)[0]
+        return loss
+    plain: Tensor = _loss(hidden, weight, targets)
+    return plain

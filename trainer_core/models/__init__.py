@@ -1,0 +1,1 @@
+"""The model families. `registry` builds one by name; `presets` describes them without torch."""

@@ -1,0 +1,79 @@
+"""Parts that the families share: norms, projections, rotary positions, initialisation by name, recomputation.
+
+Nothing here draws from a global random generator or depends on the order of construction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis."""
+
+    def __init__(self, width: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Linear(nn.Module):
+    """x weight^T without a bias; unlike nn.Linear it draws no initial values."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Embedding(nn.Module):
+    """Rows of a table by id; draws no initial values."""
+
+    def __init__(self, vocab_size: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, width, dtype=dtype))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def rope_tables(max_len: int, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [max_len, head_dim / 2], computed in float64."""
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    angles = torch.outer(torch.arange(max_len, dtype=torch.float64), theta**-pairs)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions by halves: pair j is (x[j], x[j + d/2]); x is [..., T, d], cos and sin [T, d/2]."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def init_normal(param: Tensor, name: str, seed: int, std: float) -> None:
+    """Fills a parameter from N(0, std) by a generator of (seed, name); always drawn in float32 on the CPU."""
+    if param.is_meta:
+        return
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(key[:8], "little") >> 1)
+    values = torch.empty(param.shape, dtype=torch.float32, device="cpu").normal_(0, std, generator=generator)
+    with torch.no_grad():
+        param.copy_(values)
+
+
+def recomputed(block: Callable[..., Tensor], x: Tensor, *rest: Tensor) -> Tensor:
+    """Runs a block that keeps only its inputs and is run again in the backward pass, bit for bit."""
+    out = checkpoint(block, x, *rest, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(out, Tensor)
+    return out

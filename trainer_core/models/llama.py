@@ -1,0 +1,219 @@
+"""The Llama family: pre-RMSNorm, rotary positions by halves, SwiGLU, no biases, tied embedding.
+
+Parameter names: embedding.weight, blocks.i.{attention_norm, attention.{q,k,v,out}_proj, ffn_norm,
+ffn.{gate,up,down}_proj}.weight, norm.weight. Shapes: B rows, T tokens, D width, H heads, d head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer_core.engine.layout import ParamGroup
+from trainer_core.errors import Refused
+from trainer_core.kernels.attention import causal_attention
+from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
+from trainer_core.models.base import Model
+from trainer_core.models.blocks import (
+    Embedding,
+    Linear,
+    RMSNorm,
+    init_normal,
+    recomputed,
+    rope_tables,
+    rotate,
+)
+
+RECOMPUTATION = ("none", "full")
+"""Values of `ac`: keep every activation, or only each block's input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+    """Shape of a Llama."""
+
+    layers: int
+    """Number of blocks."""
+    width: int
+    """Width of the residual stream."""
+    heads: int
+    """Attention heads; width / heads is the even width of a head."""
+    ffn: int
+    """Width inside the gated feed-forward part."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary wavelengths."""
+    rope_max_seq_len: int = 2_048
+    """Longest row."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights; output projections have it over sqrt(2 layers)."""
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> LlamaConfig:
+        """Checks a user's configuration and reports every problem of it."""
+        known = {field.name: field.type for field in fields(cls)}
+        problems = [f"model.{key} is not a setting of llama" for key in config.keys() - known.keys()]
+        for key in known:
+            value = config.get(key)
+            whole = known[key] == "int"
+            if value is None:
+                if key in ("layers", "width", "heads", "ffn"):
+                    problems.append(f"model.{key} is missing")
+            elif (
+                isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0
+            ):
+                problems.append(
+                    f"model.{key} is {value!r}; expected a positive {'integer' if whole else 'number'}"
+                )
+        if not problems and config["width"] % (2 * config["heads"]):
+            problems.append(
+                f"model.width {config['width']} must be a multiple of twice model.heads {config['heads']}"
+            )
+        if problems:
+            raise Refused(sorted(problems))
+        return cls(**config)
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention."""
+
+    def __init__(self, c: LlamaConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads = c.heads
+        self.q_proj = Linear(c.width, c.width, dtype)
+        self.k_proj = Linear(c.width, c.width, dtype)
+        self.v_proj = Linear(c.width, c.width, dtype)
+        self.out_proj = Linear(c.width, c.width, dtype)
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        B, T, D = x_BTD.shape
+        q_BHTd, k_BHTd, v_BHTd = (
+            proj(x_BTD).view(B, T, self.heads, -1).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out_BHTd = causal_attention(rotate(q_BHTd, cos, sin), rotate(k_BHTd, cos, sin), v_BHTd)
+        out: Tensor = self.out_proj(out_BHTd.transpose(1, 2).reshape(B, T, D))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, c: LlamaConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_proj = Linear(c.width, c.ffn, dtype)
+        self.up_proj = Linear(c.width, c.ffn, dtype)
+        self.down_proj = Linear(c.ffn, c.width, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block."""
+
+    def __init__(self, c: LlamaConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(c.width, c.norm_eps, dtype)
+        self.attention = Attention(c, dtype)
+        self.ffn_norm = RMSNorm(c.width, c.norm_eps, dtype)
+        self.ffn = FeedForward(c, dtype)
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos, sin)
+        out: Tensor = x_BTD + self.ffn(self.ffn_norm(x_BTD))
+        return out
+
+
+class Llama(Model):
+    """The model; its head is the embedding's table."""
+
+    config: LlamaConfig
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: LlamaConfig, vocab_size: int, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.embedding = Embedding(vocab_size, config.width, dtype)
+        self.blocks = nn.ModuleList(Block(config, dtype) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps, dtype)
+        cos, sin = rope_tables(
+            config.rope_max_seq_len, config.width // config.heads, config.rope_theta, dtype
+        )
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._initialize(seed)
+
+    def _initialize(self, seed: int) -> None:
+        residual_std = self.config.init_std / math.sqrt(2 * self.config.layers)
+        for name, param in self.named_parameters():
+            if param.ndim == 1:
+                nn.init.ones_(param)
+            else:
+                residual = name.endswith(("out_proj.weight", "down_proj.weight"))
+                init_normal(param, name, seed, residual_std if residual else self.config.init_std)
+
+    def hidden(self, ids_BT: Tensor, ac: str = "none") -> Tensor:
+        """Normalised output of the last block [B, T, D]."""
+        assert ac in RECOMPUTATION, ac
+        T = ids_BT.shape[1]
+        assert self.config.rope_max_seq_len >= T, f"row of {T} tokens, the model takes {self.config}"
+        cos, sin = self.cos[:T], self.sin[:T]
+        x_BTD: Tensor = self.embedding(ids_BT)
+        for block in self.blocks:
+            if ac == "full" and torch.is_grad_enabled():
+                x_BTD = recomputed(block, x_BTD, cos, sin)
+            else:
+                x_BTD = block(x_BTD, cos, sin)
+        out: Tensor = self.norm(x_BTD)
+        return out
+
+    def logits(self, ids_BT: Tensor) -> Tensor:
+        """Scores of the next token [B, T, V]."""
+        return F.linear(self.hidden(ids_BT), self.embedding.weight)
+
+    def loss(self, ids: Tensor, targets: Tensor, ac: str = "none") -> tuple[Tensor, Tensor]:
+        """Cross-entropy summed over the targets other than -100, and their number; ids, targets [B, T]."""
+        hidden = self.hidden(ids, ac)
+        total = linear_cross_entropy(hidden.flatten(0, 1), self.embedding.weight, targets.flatten())
+        return total, (targets != IGNORE_INDEX).sum()
+
+    def param_groups(self) -> list[ParamGroup]:
+        """embed and proj decay, norm does not."""
+        named = list(self.named_parameters())
+        embed = [(n, p) for n, p in named if n == "embedding.weight"]
+        proj = [(n, p) for n, p in named if p.ndim >= 2 and n != "embedding.weight"]
+        norm = [(n, p) for n, p in named if p.ndim < 2]
+        return [
+            ParamGroup(name="embed", decay=True, lr_mult=1.0, params=embed),
+            ParamGroup(name="proj", decay=True, lr_mult=1.0, params=proj),
+            ParamGroup(name="norm", decay=False, lr_mult=1.0, params=norm),
+        ]
+
+    def layer_label(self, name: str) -> str:
+        """layerNN, else embedding or norm."""
+        first, *rest = name.split(".")
+        return f"layer{int(rest[0]):02d}" if first == "blocks" else first
+
+    def flops_per_token(self, T: int) -> float:
+        """6 x matrix parameters (the head, not the embedding's lookup) + causal attention 6 layers D T.
+
+        Engine design, section 3: no credit for recomputation, half of T x T for the causal mask.
+        """
+        matrices = sum(param.numel() for param in self.parameters() if param.ndim >= 2)
+        return 6.0 * matrices + 6.0 * self.config.layers * self.config.width * T
+
+
+def build(config: Mapping[str, Any], vocab_size: int, seed: int, dtype: torch.dtype) -> Llama:
+    """Builds and initialises a Llama; under torch.device("meta") only its shapes."""
+    return Llama(LlamaConfig.read(config), vocab_size, seed, dtype)
