@@ -27,7 +27,7 @@ class TextRule:
     """Where the text of a source's files is. A .txt file is one document under every rule."""
 
     kind: Literal["auto", "column", "whole"] = "auto"
-    """`auto`: the only large string column; `column`: the one named; `whole`: the source has only .txt files."""
+    """`auto`: the only large string column; `column`: the named one; `whole`: there are only .txt files."""
     column: str | None = None
     """Name of the column or JSON key, for kind `column`."""
 
