@@ -1,0 +1,50 @@
+"""Makes a line directory for the stand-in trainer: a valid run.json and the stand-in's script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer_core.line.files import write_json
+from trainer_core.line.paths import LinePaths
+from trainer_core.supervise.spawn import Launch
+
+TRAINER = Path(__file__).with_name("standin_trainer.py")
+
+
+def standin_command(launch: Launch) -> list[str]:
+    """Command line of the stand-in, in place of the real trainer's."""
+    command = [sys.executable, str(TRAINER), "--line", str(launch.line), "--attempt", str(launch.attempt)]
+    command += ["--lock-fd", str(launch.lock_fd), "--lease-fd", str(launch.lease_fd)]
+    return command + (["--cycles", str(launch.cycles)] if launch.cycles is not None else [])
+
+
+def make_line(
+    root: Path, *, data: Path | None = None, guards: dict[str, Any] | None = None, **script: Any
+) -> LinePaths:
+    """A line at `root` whose stand-in follows `script`; failures are retried at once."""
+    root.mkdir(parents=True)
+    run = {
+        "format": "run/1",
+        "model": {"name": "standin", "family": "llama", "vocab_size": 4096, "config": {}},
+        "data": str(data or root.parent / "data"),
+        "schedule": [{"from": 0, "to": None, "kind": "constant"}],
+        "tokens_per_update": 100,
+        "optimizer": {
+            "peak_lr": 1e-3,
+            "min_lr": 0.0,
+            "betas": [0.9, 0.95],
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "clip": 1.0,
+        },
+        "lengths": [{"length": 10, "rows": 1}],
+        "seed": 1,
+        "validation": {"every_updates": 100, "rows_per_stratum": 1},
+        "checkpoints": {"every_updates": 4},
+        "guards": {"backoff_seconds": 0.0, **(guards or {})},
+    }
+    write_json(root / "run.json", run)
+    write_json(root / "standin.json", script)
+    return LinePaths(root)

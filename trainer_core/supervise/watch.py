@@ -1,0 +1,133 @@
+"""Watching a running trainer: its end, its heartbeat, how far the line has come. Writes nothing.
+
+A trainer that is silent for longer than its line allows is ended, politely and then for good; the heartbeat
+counts only if it comes from this very process, so an older trainer's file neither saves nor kills it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_core.line.checkpoints import newest
+from trainer_core.line.identity import ProcessIdentity, boot_id
+from trainer_core.line.paths import LinePaths
+from trainer_core.supervise.backoff import Policy
+from trainer_core.supervise.outcome import Ending
+
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """The trainer's last sign of life."""
+
+    pid: int
+    """Process that wrote it."""
+    boot_id: str
+    """Boot in which it did."""
+    monotonic: float
+    """The host's monotonic clock at that moment, seconds since boot."""
+    update: int
+    """Updates done."""
+    stage: str
+    """What the trainer was doing."""
+
+
+def read_heartbeat(path: Path) -> Heartbeat | None:
+    """The heartbeat file, or None when it is missing or unreadable."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return Heartbeat(
+            pid=int(value["pid"]),
+            boot_id=str(value["boot_id"]),
+            monotonic=float(value["monotonic"]),
+            update=int(value["update"] or 0),
+            stage=str(value["stage"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def silent_seconds(path: Path, pid: int, *, since: float, now: float) -> float:
+    """Seconds since process `pid` last gave a sign of life; its start at `since` counts as one."""
+    beat = read_heartbeat(path)
+    own = beat is not None and beat.pid == pid and beat.boot_id == boot_id()
+    return now - max(since, beat.monotonic if beat is not None and own else since)
+
+
+def watch(
+    child: subprocess.Popen[bytes],
+    paths: LinePaths,
+    *,
+    timeout_seconds: float,
+    policy: Policy,
+    tick: Callable[[], None] = lambda: None,
+) -> Ending:
+    """Wait for the child's end, ending it when its heartbeat is older than `timeout_seconds`."""
+    started = time.monotonic()
+    while True:
+        try:
+            return Ending(returncode=child.wait(policy.poll_seconds))
+        except subprocess.TimeoutExpired:
+            pass
+        silence = silent_seconds(paths.heartbeat, child.pid, since=started, now=time.monotonic())
+        if silence > timeout_seconds:
+            return end_silent(child, silence, policy=policy)
+        tick()
+
+
+def end_silent(child: subprocess.Popen[bytes], silence: float, *, policy: Policy) -> Ending:
+    """SIGTERM, then SIGKILL; the ending says that the trainer hung."""
+    detail = f"no heartbeat for {silence:.0f} s"
+    for send, grace in ((child.terminate, policy.term_seconds), (child.kill, policy.kill_seconds)):
+        send()
+        try:
+            return Ending(returncode=child.wait(grace), hung=True, detail=detail)
+        except subprocess.TimeoutExpired:
+            continue
+    return Ending(returncode=None, hung=True, unkillable=True, detail=detail)
+
+
+def end_stranger(identity: ProcessIdentity, *, policy: Policy) -> bool:
+    """End a process that is not our child, if it is still the one we knew; whether it is gone."""
+    for number, grace in ((signal.SIGTERM, policy.term_seconds), (signal.SIGKILL, policy.kill_seconds)):
+        if not identity.alive():
+            return True
+        try:
+            os.kill(identity.pid, number)
+        except ProcessLookupError:
+            return True
+        end = time.monotonic() + grace
+        while identity.alive() and time.monotonic() < end:
+            time.sleep(policy.poll_seconds)
+    return not identity.alive()
+
+
+def newest_update(paths: LinePaths) -> int:
+    """The furthest the line has come: its newest complete checkpoint or the last row of its ledger."""
+    checkpoint = newest(paths)
+    return max(checkpoint.update if checkpoint else 0, _last_ledger_update(paths.metrics))
+
+
+def _last_ledger_update(metrics: Path) -> int:
+    """Update of the last whole row; reads only the end of a file that may be gigabytes long."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["update"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
