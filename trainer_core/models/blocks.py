@@ -1,4 +1,4 @@
-"""Parts that the families share: norms, projections, rotary positions, initialisation by name, recomputation.
+"""Parts that the families share: norms, projections, rotary tables, initialisation by name, recomputation.
 
 Nothing here draws from a global random generator or depends on the order of construction.
 """
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from trainer_core.kernels.norm import rms_norm
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last axis."""
@@ -23,7 +25,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Linear(nn.Module):
@@ -53,12 +55,6 @@ def rope_tables(max_len: int, head_dim: int, theta: float, dtype: torch.dtype) -
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     angles = torch.outer(torch.arange(max_len, dtype=torch.float64), theta**-pairs)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions by halves: pair j is (x[j], x[j + d/2]); x is [..., T, d], cos and sin [T, d/2]."""
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def init_normal(param: Tensor, name: str, seed: int, std: float) -> None:

@@ -19,6 +19,7 @@ from trainer_core.engine.layout import ParamGroup
 from trainer_core.errors import Refused
 from trainer_core.kernels.attention import causal_attention
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
+from trainer_core.kernels.rope import rotate
 from trainer_core.models.base import Model
 from trainer_core.models.blocks import (
     Embedding,
@@ -27,7 +28,6 @@ from trainer_core.models.blocks import (
     init_normal,
     recomputed,
     rope_tables,
-    rotate,
 )
 
 RECOMPUTATION = ("none", "full")

@@ -28,35 +28,28 @@ def saved_size(T: int) -> int:
     return sum((end - start) * end for start, end in blocks(T))
 
 
-def _future(start: int, end: int, like: Tensor) -> Tensor:
-    """0 where key <= query and -inf elsewhere, for the diagonal block."""
-    size = end - start
-    return torch.full((size, size), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
-
-
 def _scores(q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
-    """Scaled, masked scores [N, end - start, end] of one block of queries."""
-    scores = torch.bmm(q[:, start:end], k[:, :end].transpose(1, 2)).mul_(1 / math.sqrt(q.shape[-1]))
-    scores[:, :, start:].add_(_future(start, end, scores))
-    return scores
+    """Scaled scores [N, end - start, end] of one block of queries, -inf where the key comes later."""
+    mask = torch.full((end - start, end), float("-inf"), dtype=q.dtype, device=q.device).triu_(start + 1)
+    keys = k[:, :end].transpose(1, 2)
+    return torch.baddbmm(mask, q[:, start:end], keys, alpha=1 / math.sqrt(q.shape[-1]))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [N, T, d], log-sum-exp [N, T] and flat probabilities (none unless `save`); N = B x H."""
+    """Output [N, T, d]; log-sum-exp [N, T] and no probabilities, or with `save` the reverse; N = B x H."""
     N, T, _ = q.shape
-    out, lse = torch.empty_like(q), q.new_empty(N, T)
+    out, lse = torch.empty_like(q), q.new_empty(N, 0 if save else T)
     saved = q.new_empty(N * saved_size(T) if save else 0)
     offset = 0
     for start, end in blocks(T):
         scores = _scores(q, k, start, end)
-        size = scores.numel()
-        lse[:, start:end] = torch.logsumexp(scores, -1)
         if save:
-            probs = saved[offset : offset + size].view(scores.shape)
+            probs = saved[offset : offset + scores.numel()].view(scores.shape)
             torch.softmax(scores, -1, out=probs)
+            offset += scores.numel()
         else:
+            lse[:, start:end] = torch.logsumexp(scores, -1)
             probs = scores.sub_(lse[:, start:end, None]).exp_()
-        offset += size
         out[:, start:end] = torch.bmm(probs, v[:, :end])
     return out, lse, saved
 
@@ -65,21 +58,21 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; key and value gradients add up over the blocks of queries in their order."""
-    T, d = q.shape[1:]
+    N, T, d = q.shape
+    scale = 1 / math.sqrt(d)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     delta = (grad * out).sum(-1, keepdim=True)
     offset = 0
     for start, end in blocks(T):
         if saved.numel():
-            size = q.shape[0] * (end - start) * end
-            probs = saved[offset : offset + size].view(q.shape[0], end - start, end)
+            size = N * (end - start) * end
+            probs = saved[offset : offset + size].view(N, end - start, end)
             offset += size
         else:
             probs = _scores(q, k, start, end).sub_(lse[:, start:end, None]).exp_()
         g = grad[:, start:end]
         dv[:, :end].baddbmm_(probs.transpose(1, 2), g)
         d_scores = torch.bmm(g, v[:, :end].transpose(1, 2)).sub_(delta[:, start:end]).mul_(probs)
-        d_scores.mul_(1 / math.sqrt(d))
-        dq[:, start:end] = torch.bmm(d_scores, k[:, :end])
-        dk[:, :end].baddbmm_(d_scores.transpose(1, 2), q[:, start:end])
+        dq[:, start:end] = torch.bmm(d_scores, k[:, :end]).mul_(scale)
+        dk[:, :end].baddbmm_(d_scores.transpose(1, 2), q[:, start:end], alpha=scale)
     return dq, dk, dv

@@ -25,7 +25,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Ten
 def _(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     N, T, _ = q.shape
     saved = N * block_causal.saved_size(T) if save else 0
-    return torch.empty_like(q), q.new_empty(N, T), q.new_empty(saved)
+    return torch.empty_like(q), q.new_empty(N, 0 if save else T), q.new_empty(saved)
 
 
 @torch.library.custom_op("nstrain::causal_attention_backward", mutates_args=())

@@ -18,18 +18,25 @@ CHUNK = 256
 """Tokens whose logits exist at the same time."""
 
 
-def _chunk_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss of a chunk in float64; and for its gradient: log-sum-exp, safe targets [n, 1], kept [n, 1]."""
-    kept = (targets != IGNORE_INDEX)[:, None]
-    safe = targets.clamp(min=0)[:, None]
-    lse = torch.logsumexp(logits, -1, keepdim=True)
-    losses = torch.where(kept, lse - logits.gather(1, safe), 0)
-    return losses.sum(dtype=torch.float64), lse, safe, kept
-
-
 def _accumulated(hidden: Tensor) -> torch.dtype:
     """Logits and sums are float32, or wider when the inputs are."""
     return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _probabilities(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a chunk: softmax [n, V], loss in float64, targets with -100 as 0 [n, 1], which count [n, 1].
+
+    The log-sum-exp comes from the largest probability, which is at least 1 / V: no second pass of
+    exponentials, and no underflow however unlikely the target.
+    """
+    logits = (hidden @ weight.t()).to(_accumulated(hidden))
+    kept = (targets != IGNORE_INDEX)[:, None]
+    safe = targets.clamp(min=0)[:, None]
+    probabilities = torch.softmax(logits, -1)
+    losses = (
+        logits.amax(-1, keepdim=True) - logits.gather(1, safe) - probabilities.amax(-1, keepdim=True).log()
+    )
+    return probabilities, torch.where(kept, losses, 0).sum(dtype=torch.float64), safe, kept
 
 
 @torch.library.custom_op("nstrain::linear_cross_entropy", mutates_args=())
@@ -37,8 +44,7 @@ def _loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[0], CHUNK):
         part = slice(start, start + CHUNK)
-        logits = (hidden[part] @ weight.t()).to(_accumulated(hidden))
-        total += _chunk_loss(logits, targets[part])[0]
+        total += _probabilities(hidden[part], weight, targets[part])[1]
     return total.to(_accumulated(hidden))
 
 
@@ -49,20 +55,18 @@ def _(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 @torch.library.custom_op("nstrain::linear_cross_entropy_train", mutates_args=())
 def _loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _accumulated(hidden)
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     d_hidden = torch.empty_like(hidden)
-    d_weight = torch.zeros_like(weight, dtype=_accumulated(hidden))
+    d_weight = torch.zeros_like(weight, dtype=wide)
     for start in range(0, hidden.shape[0], CHUNK):
         part = slice(start, start + CHUNK)
-        logits = (hidden[part] @ weight.t()).to(_accumulated(hidden))
-        loss, lse, safe, kept = _chunk_loss(logits, targets[part])
+        d_logits, loss, safe, kept = _probabilities(hidden[part], weight, targets[part])
         total += loss
-        d_logits = logits.sub_(lse).exp_()
-        d_logits.scatter_add_(1, safe, torch.full_like(lse, -1))
-        d_logits.mul_(kept)
-        d_hidden[part] = (d_logits @ weight.to(d_logits.dtype)).to(hidden.dtype)
-        d_weight.addmm_(d_logits.t(), hidden[part].to(d_logits.dtype))
-    return total.to(_accumulated(hidden)), d_hidden, d_weight
+        d_logits.scatter_add_(1, safe, torch.full_like(d_logits[:, :1], -1))
+        d_hidden[part] = (d_logits @ weight.to(wide)) * kept
+        d_weight.addmm_(d_logits.t(), hidden[part].to(wide) * kept)
+    return total.to(wide), d_hidden, d_weight
 
 
 @_loss_and_gradients.register_fake

@@ -1,0 +1,5 @@
+"""RMSNorm: twin in `reference`, explicit backward in `op`."""
+
+from trainer_core.kernels.norm.op import rms_norm
+
+__all__ = ["rms_norm"]
