@@ -6,6 +6,7 @@ it, and rows beyond the newest live update of a later attempt belong to work tha
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,14 @@ class Ledger:
     def append(self, kind: Kind, update: int, row: dict[str, Any]) -> None:
         """Append one row of `kind` for the state after `update` updates."""
         append_jsonl(self._path, {"kind": kind, "update": update, **self._stamp, **row})
+
+    def sync(self) -> None:
+        """Make the rows durable; called before a checkpoint that follows them is published."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def live_rows(path: Path, kind: Kind = "update") -> list[dict[str, Any]]:

@@ -1,0 +1,119 @@
+"""`nstrain new`: make a training line from a preset, and register it as the consumer of its data line.
+
+Writes run.json last, so that a line exists whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer_core.data.consumer import register_consumer
+from trainer_core.data.validation import cut_rows
+from trainer_core.errors import Refused
+from trainer_core.line.config import RunConfig, parse_run, save_run
+from trainer_core.line.files import read_json
+from trainer_core.line.paths import DataPaths, LinePaths
+from trainer_core.models.presets import PRESETS, Preset
+from trainer_core.schedule.tokens import parse_tokens
+
+
+def new_line(
+    line: Path,
+    *,
+    model: str,
+    data: Path,
+    peak_lr: float,
+    tokens_per_update: int | None = None,
+    settings: Sequence[str] = (),
+) -> RunConfig:
+    """Create the line; returns its configuration.
+
+    `settings` are `key=value` pairs with dotted keys of run.json and JSON values, e.g. `seed=3` or
+    `optimizer.clip=0.5`. Raises Refused with every problem; then nothing was created.
+    """
+    paths, source = LinePaths(line), DataPaths(data)
+    if paths.run_json.exists():
+        raise Refused(f"{paths.run_json}: this line exists already; choose another name or edit the file")
+    if model not in PRESETS:
+        raise Refused(f"model {model!r} is not known; expected one of {', '.join(sorted(PRESETS))}")
+    if not source.data.exists():
+        raise Refused(f"{source.data}: not a data line; make it with `nstrain data init --work {data}`")
+    draft = _draft(PRESETS[model], source, peak_lr=peak_lr, tokens_per_update=tokens_per_update)
+    for setting in settings:
+        _apply(draft, setting)
+    config = parse_run(draft, paths.run_json)
+    _register(paths, source, config)
+    paths.checkpoints.mkdir(parents=True, exist_ok=True)
+    save_run(paths, config)
+    return config
+
+
+def _draft(
+    preset: Preset, source: DataPaths, *, peak_lr: float, tokens_per_update: int | None
+) -> dict[str, Any]:
+    """run.json as the preset has it, before the user's settings."""
+    training = preset.training
+    warmup = int(training["warmup_tokens"])
+    return {
+        "format": "run/1",
+        "model": {
+            "name": preset.name,
+            "family": preset.family,
+            "vocab_size": _vocabulary(source),
+            "config": dict(preset.config),
+        },
+        "data": str(source.root.absolute()),
+        "schedule": [
+            {"from": 0, "to": warmup, "kind": "warmup"},
+            {"from": warmup, "to": None, "kind": "constant"},
+        ],
+        "tokens_per_update": tokens_per_update or training["tokens_per_update"],
+        "optimizer": {
+            "peak_lr": peak_lr,
+            "min_lr": peak_lr * training["min_lr_ratio"],
+            "betas": list(training["betas"]),
+            "eps": training["eps"],
+            "weight_decay": training["weight_decay"],
+            "clip": training["clip"],
+        },
+        "lengths": [{"length": training["row_length"], "rows": training["rows"], "ac": training["ac"]}],
+        "seed": 0,
+        "validation": {"every_updates": training["validation_every"], "rows_per_stratum": 4},
+        "checkpoints": {"every_updates": training["checkpoint_every"]},
+    }
+
+
+def _vocabulary(source: DataPaths) -> int:
+    """Entries the model needs: the largest token id of the data line's tokenizer plus one."""
+    tokenizer = read_json(source.data)["tokenizer"]
+    return int(tokenizer["largest_id"]) + 1
+
+
+def _apply(draft: dict[str, Any], setting: str) -> None:
+    """Set one dotted key of the draft."""
+    key, equals, text = setting.partition("=")
+    if not equals:
+        raise Refused(f"--set {setting!r}: expected key=value, for example optimizer.clip=0.5")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    target: Any = draft
+    *parents, last = key.split(".")
+    for name in parents:
+        target = target.setdefault(name, {}) if isinstance(target, dict) else None
+        if not isinstance(target, Mapping):
+            raise Refused(f"--set {setting!r}: {name!r} in {key!r} has no keys of its own")
+    target[last] = value
+
+
+def _register(paths: LinePaths, source: DataPaths, config: RunConfig) -> None:
+    """Tell the data line who consumes it, and cut the validation rows of each length."""
+    lengths = [{"from": 0, "to": None, "length": config.lengths[0].length}]
+    batch = [{"from": 0, "to": None, "tokens": parse_tokens(config.tokens_per_update)}]
+    register_consumer(source.root, line=str(paths.root.absolute()), row_lengths=lengths, batch=batch)
+    for shape in config.lengths:
+        cut_rows(source.root, shape.length, config.validation.rows_per_stratum)

@@ -1,0 +1,83 @@
+"""`nstrain run --inline`: the whole line in this process, one action after the other, without Prefect.
+
+The same `next_actions` as the trunk flow; for tests, debugging and small lines. Nothing is prepared beside
+training, because there is no beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer_core.data.prepare import CyclePreparer
+from trainer_core.line.config import load_run
+from trainer_core.line.cycles import Delete, Download, Tokenize, Train, Wait, next_actions
+from trainer_core.line.files import iterate_jsonl
+from trainer_core.line.lock import FileLock
+from trainer_core.line.paths import LinePaths
+from trainer_core.line.stop import clear_stop, want
+from trainer_core.ops.facts import read_facts
+
+
+def run_inline(
+    line: Path, *, cycles: int | None = None, wait: bool = True, say: Callable[[str], None] = print
+) -> tuple[int, str]:
+    """Train a line here until its end, until cycles 0 .. cycles-1 are trained, or until it stops.
+
+    Returns the exit code and a message. With `wait` false an unprepared cycle ends the run with code 30
+    instead of being prepared. Raises Refused when somebody else runs the line.
+    """
+    paths = LinePaths(line)
+    config = load_run(paths)
+    with FileLock.acquire(paths.lock, role="inline run"):
+        clear_stop(paths)
+        want(paths, "running", "run --inline")
+        return _drive(paths, CyclePreparer(Path(config.data)), cycles=cycles, prepare=wait, say=say)
+
+
+def _drive(
+    paths: LinePaths,
+    preparer: CyclePreparer,
+    *,
+    cycles: int | None,
+    prepare: bool,
+    say: Callable[[str], None],
+) -> tuple[int, str]:
+    # Imported here so that `nstrain run` without --inline never pays for torch.
+    from trainer_core.train.control import Control
+    from trainer_core.train.outcome import Session, run_to_end
+    from trainer_core.train.trainer import make_trainer
+
+    control = Control(paths, parent=None)
+    control.install_handlers()
+    attempt = next_attempt(paths)
+    session = Session(
+        lambda: make_trainer(paths, control=control, attempt=attempt, wait_for_data=prepare, say=say)
+    )
+
+    def drive() -> None:
+        while actions := next_actions(read_facts(paths.root, cycles)):
+            match actions[0]:
+                case Delete(cycle):
+                    preparer.delete_cycle(cycle)
+                case Train(cycle):
+                    session.train(cycle + 1)
+                case Download(cycle) | Tokenize(cycle) if not prepare:
+                    session.train(cycle + 1)
+                case Download(cycle):
+                    say(f"cycle {cycle}: checking its files")
+                    preparer.download(cycle)
+                case Tokenize(cycle):
+                    say(f"cycle {cycle}: tokenizing")
+                    preparer.tokenize(cycle)
+                case Wait():
+                    raise AssertionError("nothing is under way that could be waited for")
+
+    return run_to_end(paths, session, drive)
+
+
+def next_attempt(paths: LinePaths) -> int:
+    """Number of the next launch of this line's trainer: one more than any before it."""
+    attempts = [int(row.get("attempt", 0)) for row in iterate_jsonl(paths.metrics)]
+    starts = sum(1 for row in iterate_jsonl(paths.events) if row.get("kind") in ("started", "resumed"))
+    return max([starts, *attempts], default=0) + 1

@@ -1,0 +1,64 @@
+"""The heartbeat file: that the trainer lives, and what it is doing.
+
+Written by the training loop itself, never by a thread of its own, so that a hung step stops beating. It is
+replaced atomically but not fsynced: it matters only while the host is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer_core.line.identity import ProcessIdentity
+
+Stage = Literal[
+    "starting",
+    "loading",
+    "capture",
+    "training",
+    "validating",
+    "checkpointing",
+    "awaiting-data",
+    "finishing",
+]
+
+
+class Heartbeat:
+    """Writer; beats are dropped while the last one of the same stage is younger than `every_seconds`."""
+
+    def __init__(self, path: Path, *, every_seconds: float = 1.0) -> None:
+        self._path = path
+        self._every = every_seconds
+        self._last = float("-inf")
+        self._stage: Stage | None = None
+        self._who = ProcessIdentity.current().to_dict()
+
+    def beat(self, stage: Stage, update: int) -> None:
+        """Say that the trainer is in `stage` with `update` updates done."""
+        now = time.monotonic()
+        if stage == self._stage and now - self._last < self._every:
+            return
+        self._stage, self._last = stage, now
+        record = {
+            "format": "heartbeat/1",
+            "time": time.time(),
+            "monotonic": now,
+            "update": update,
+            "stage": stage,
+            **self._who,
+        }
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(record) + "\n")
+        os.replace(temporary, self._path)
+
+
+def read_heartbeat(path: Path) -> dict[str, Any] | None:
+    """The last beat, or None when there is none (or it cannot be read)."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,321 @@
+"""The training loop: update by update through the cycles of a row source, until the end or a reason to stop.
+
+Reads top to bottom: `run` goes from cycle to cycle, `_train_cycle` from update to update, `_boundary` does
+what is due between two updates. It talks only through the line directory; nothing here knows of Prefect.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_core.data.row_source import Part, RowBatch, RowSource, ValidationRows
+from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
+from trainer_core.errors import NoData, NonFinite, Refused
+from trainer_core.line.config import Length, RunConfig
+from trainer_core.line.events import record_event
+from trainer_core.line.ledger import Ledger
+from trainer_core.line.paths import LinePaths
+from trainer_core.schedule.batch import update_rows
+from trainer_core.schedule.rates import learning_rate, weight_decay
+from trainer_core.telemetry.goodput import Stopwatch
+from trainer_core.telemetry.heartbeat import Heartbeat, Stage
+from trainer_core.train.control import Control, StopReason
+from trainer_core.train.progress import Progress
+from trainer_core.train.saving import Saver
+from trainer_core.train.validate import validate
+
+POLL_SECONDS = 0.1
+"""Between two looks for a cycle that is not published yet."""
+
+
+class Stopped(Exception):
+    """The loop stopped for a reason from outside, after a checkpoint."""
+
+    def __init__(self, reason: StopReason) -> None:
+        self.reason = reason
+        super().__init__(reason.message)
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """The named parts a loop is made of."""
+
+    paths: LinePaths
+    """Files of the line."""
+    config: RunConfig
+    """run.json."""
+    rows: RowSource
+    """Where rows come from."""
+    step: Step
+    """The engine."""
+    saver: Saver
+    """Checkpoints."""
+    ledger: Ledger
+    """metrics.jsonl."""
+    heartbeat: Heartbeat
+    """Heartbeat file."""
+    control: Control
+    """Reasons to stop."""
+    attempt: int
+    """Launch of the trainer, counted over the line's life."""
+    wait_for_data: bool = True
+    """Wait for a cycle that is not published; else NoData."""
+    say: Callable[[str], None] = print
+    """Where lines for people go (run.log)."""
+
+
+class Loop:
+    """Trains one line from where it stands."""
+
+    def __init__(self, parts: Parts, progress: Progress, *, skipped_run: int = 0) -> None:
+        """`skipped_run`: updates in a row that were skipped just before `progress`."""
+        self._p = parts
+        self.progress = progress
+        self._shape: Length = parts.config.lengths[0]
+        self._watch = Stopwatch()
+        self._validation: ValidationRows = parts.rows.validation(self._shape.length)
+        self._cycle: tuple[int, tuple[Part, ...]] | None = None
+        self._skipped_run = skipped_run
+
+    @property
+    def finished(self) -> bool:
+        """Whether the schedule has ended."""
+        end = self._p.config.end_tokens
+        return end is not None and self.progress.tokens >= end
+
+    def run(self, target: int | None) -> None:
+        """Train until the schedule's end or until cycles 0 .. target-1 are trained, and write the checkpoint.
+
+        Raises Stopped, NoData, NonFinite, DiskFull or Refused; every state a resume needs is then on disk.
+        """
+        if self.progress.update == 0:
+            self._save("start")
+        self._poll_stop()
+        while not self.finished and (target is None or self.progress.position.cycle < target):
+            self._await_cycle()
+            self._train_cycle()
+        self._drain()
+
+    def _train_cycle(self) -> None:
+        """Train the rest of the current cycle, or up to the schedule's end."""
+        cycle = self.progress.position.cycle
+        parts = self._parts(cycle)
+        if self.progress.expected_tokens(parts) != self.progress.tokens:
+            raise Refused(
+                f"{self._p.config.data}: cycle {cycle}: the manifest puts this position at "
+                f"{self.progress.expected_tokens(parts)} tokens, the line is at {self.progress.tokens}; "
+                "this data line was planned for another history"
+            )
+        while self.progress.position.cycle == cycle and not self.finished:
+            self._update(parts)
+            self._boundary()
+
+    def _update(self, parts: tuple[Part, ...]) -> None:
+        """One optimizer update and its ledger row."""
+        config, before = self._p.config, self.progress
+        part = parts[before.position.part]
+        count = update_rows(
+            tokens_per_update=config.tokens_per_update,
+            row_length=part.row_length,
+            tokens=before.tokens,
+            end_tokens=config.end_tokens,
+            rows_left_in_part=part.num_rows - before.position.row,
+        )
+        assert count > 0, "an update without rows"
+        self._beat("training")
+        with self._watch.cause("data"):
+            batch = self._p.rows.rows(before.position, count)
+        after = before.after_rows(count, parts)
+        scalars = self._scalars(before, after)
+        with self._watch.cause("train"):
+            size = self._shape.rows
+            micro = [batch.ids[start : start + size] for start in range(0, count, size)]
+            result = self._p.step.update(micro, scalars)
+        self.progress = after
+        self._record(before, batch, scalars, result)
+
+    def _scalars(self, before: Progress, after: Progress) -> UpdateScalars:
+        """Rate and decay are read at the update's end token."""
+        optimizer = self._p.config.optimizer
+        return UpdateScalars(
+            lr=learning_rate(
+                self._p.config.rate_pieces,
+                after.tokens,
+                peak_lr=optimizer.peak_lr,
+                min_lr=optimizer.min_lr,
+            ),
+            weight_decay=weight_decay(
+                optimizer.weight_decay,
+                update_tokens=after.tokens - before.tokens,
+                decay_batch=optimizer.weight_decay_batch,
+            ),
+            clip=optimizer.clip,
+            beta1=optimizer.betas[0],
+            beta2=optimizer.betas[1],
+            eps=optimizer.eps,
+        )
+
+    def _record(
+        self, before: Progress, batch: RowBatch, scalars: UpdateScalars, result: UpdateResult
+    ) -> None:
+        progress, where = self.progress, before.position
+        row = {
+            "time": time.time(),
+            "tokens": progress.tokens,
+            "cycle": where.cycle,
+            "part": where.part,
+            "row": where.row,
+            "rows": batch.source_rows,
+            "samples": batch.samples,
+            "shape": f"{self._shape.rows}x{self._shape.length}",
+            "mode": self._p.config.exactness,
+            "train/loss": _finite(result.loss),
+            "lr": scalars.lr,
+            "weight_decay": scalars.weight_decay,
+            "skipped": result.skipped,
+            "train/grad_norm": _finite(result.grad_norm),
+            **{f"train/grad_norm/{label}": _finite(norm) for label, norm in result.norms.items()},
+            "seconds": self._watch.take(),
+        }
+        self._p.ledger.append("update", progress.update, row)
+        if progress.update % self._p.config.print_every == 0:
+            self._p.say(
+                f"update {progress.update}  tokens {progress.tokens:,}  cycle {where.cycle}  "
+                f"loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  lr {scalars.lr:.3e}"
+            )
+        self._check_finite(result)
+
+    def _check_finite(self, result: UpdateResult) -> None:
+        self._skipped_run = self._skipped_run + 1 if result.skipped else 0
+        if self._skipped_run >= self._p.config.guards.max_nonfinite:
+            raise NonFinite(
+                f"{self._p.paths.root}: {self._skipped_run} updates in a row had a non-finite gradient norm, "
+                f"the last is {self.progress.update}; the last checkpoint is intact. Lower the learning rate "
+                "or look at the data of these updates"
+            )
+
+    def _boundary(self) -> None:
+        """What is due between two updates: validation, checkpoint, stop."""
+        ended_cycle = self.progress.at_cycle_start
+        every = self._p.config.validation.every_updates
+        if ended_cycle or self.finished or self.progress.update % every == 0:
+            self._validate()
+        kept = "end" if self.finished else "cycle-end" if ended_cycle else None
+        if self._p.saver.due(self.progress, kept):
+            self._save(kept)
+        self._p.saver.poll()
+        if ended_cycle:
+            cycle = self.progress.position.cycle - 1
+            self._event("cycle_completed", f"cycle {cycle} is trained", cycle=cycle)
+        self._poll_stop()
+
+    def _poll_stop(self) -> None:
+        """Stop here, after a checkpoint, when there is a reason to."""
+        where = self.progress.position
+        reason = self._p.control.poll(
+            update=self.progress.update, cycles_done=where.cycle, at_cycle_end=self.progress.at_cycle_start
+        )
+        if reason is not None:
+            self._save(None)
+            self._drain()
+            raise Stopped(reason)
+
+    def _validate(self) -> None:
+        self._beat("validating")
+        with self._watch.cause("validation"):
+            losses = validate(
+                self._validation,
+                self._p.step.evaluate,
+                micro_rows=self._shape.rows,
+                beat=lambda: self._beat("validating"),
+            )
+        row = {"time": time.time(), "tokens": self.progress.tokens, **losses}
+        self._p.ledger.append("validation", self.progress.update, row)
+        mix = losses[f"val_{self._shape.length}/mix"]
+        self._p.say(f"update {self.progress.update}  validation mix {mix:.4f}")
+
+    def _save(self, kept: str | None) -> None:
+        self._beat("checkpointing")
+        with self._watch.cause("checkpoint"):
+            self._p.saver.save(
+                self.progress,
+                kept=kept,
+                position_proof=self._proof(),
+                attempt=self._p.attempt,
+                beat=lambda: self._beat("checkpointing"),
+            )
+
+    def _drain(self) -> None:
+        """Wait until everything saved is published."""
+        with self._watch.cause("checkpoint"):
+            self._p.saver.wait(lambda: self._beat("checkpointing"))
+
+    def _proof(self) -> dict[str, Any]:
+        """Digests that a resume inside a cycle compares; a cycle that has not begun has none yet."""
+        if self.progress.at_cycle_start or self._cycle is None:
+            return {"manifest_sha256": None, "order_digest": None}
+        part = self._cycle[1][self.progress.position.part]
+        return {"manifest_sha256": part.manifest_sha256, "order_digest": part.order_digest}
+
+    def _await_cycle(self) -> None:
+        """Wait inside, with heartbeats, until the current cycle is published."""
+        cycle = self.progress.position.cycle
+        if self._p.rows.ready(cycle):
+            return
+        if not self._p.wait_for_data:
+            raise NoData(f"{self._p.config.data}: cycle {cycle} is not prepared (run `nstrain data prepare`)")
+        self._event("awaiting_data", f"cycle {cycle} is not ready yet", cycle=cycle)
+        self._p.say(f"waiting for cycle {cycle}")
+        with self._watch.cause("awaiting_data"):
+            while not self._p.rows.ready(cycle):
+                self._beat("awaiting-data")
+                self._p.saver.poll()
+                time.sleep(POLL_SECONDS)
+                self._stop_while_waiting()
+
+    def _stop_while_waiting(self) -> None:
+        where = self.progress.position
+        if self._p.control.poll(
+            update=self.progress.update, cycles_done=where.cycle, at_cycle_end=self.progress.at_cycle_start
+        ):
+            self._poll_stop()
+
+    def _parts(self, cycle: int) -> tuple[Part, ...]:
+        if self._cycle is None or self._cycle[0] != cycle:
+            self._cycle = (cycle, self._p.rows.parts(cycle))
+        return self._cycle[1]
+
+    def check_position(self, proof: dict[str, Any]) -> None:
+        """Compare a resumed position's digests with the cycle's manifest; raises Refused when they differ."""
+        if proof.get("manifest_sha256") is None:
+            return
+        self._await_cycle()
+        part = self._parts(self.progress.position.cycle)[self.progress.position.part]
+        for key in ("manifest_sha256", "order_digest"):
+            if proof[key] != getattr(part, key):
+                raise Refused(
+                    f"{self._p.config.data}: cycle {self.progress.position.cycle}: {key} is "
+                    f"{getattr(part, key)}, the checkpoint was trained on {proof[key]}; restore the data line"
+                )
+
+    def _beat(self, stage: Stage) -> None:
+        self._p.heartbeat.beat(stage, self.progress.update)
+
+    def _event(self, kind: str, message: str, **details: Any) -> None:
+        record_event(
+            self._p.paths.events,
+            kind,
+            message,
+            update=self.progress.update,
+            tokens=self.progress.tokens,
+            **details,
+        )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN or infinity: a reading that is not finite is null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,122 @@
+"""Assembles a trainer from a line directory: configuration, data, model, engine state, checkpoint, loop.
+
+The one place that knows every part by its class; a part is exchanged here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from trainer_core.data.rows import DataLineRows
+from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.flat import FlatState, flat_state
+from trainer_core.engine.step import Step
+from trainer_core.errors import Refused
+from trainer_core.line.checkpoints import discard_partial
+from trainer_core.line.config import RunConfig, load_run
+from trainer_core.line.events import record_event
+from trainer_core.line.ledger import Ledger
+from trainer_core.line.paths import LinePaths
+from trainer_core.models.registry import build
+from trainer_core.telemetry.heartbeat import Heartbeat
+from trainer_core.train.control import Control
+from trainer_core.train.loop import Loop, Parts
+from trainer_core.train.progress import START, Progress
+from trainer_core.train.resume import ResumePoint, check_resume, find_resume_point, load_tensors
+from trainer_core.train.saving import Saver
+
+
+def make_trainer(
+    paths: LinePaths,
+    *,
+    control: Control,
+    attempt: int,
+    wait_for_data: bool = True,
+    say: Callable[[str], None] = print,
+) -> Loop:
+    """Build the loop of a line at its newest sound checkpoint, or at its start.
+
+    The caller holds the line's lock. Raises Refused when something would make the line differ from itself.
+    """
+    config = load_run(paths)
+    heartbeat = Heartbeat(paths.heartbeat)
+    heartbeat.beat("loading", 0)
+    torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(config.exactness == "exact", warn_only=False)
+    point = _recover(paths)
+    rows = DataLineRows(Path(config.data))
+    state, step = _engine(config)
+    progress = START if point is None else _load(point, config, paths, state, rows)
+    ledger = Ledger(paths.metrics, attempt=attempt)
+    loop = Loop(
+        Parts(
+            paths=paths,
+            config=config,
+            rows=rows,
+            step=step,
+            saver=Saver(paths, config, state, ledger, data_identity=rows.identity()),
+            ledger=ledger,
+            heartbeat=heartbeat,
+            control=control,
+            attempt=attempt,
+            wait_for_data=wait_for_data,
+            say=say,
+        ),
+        progress,
+        skipped_run=int(state.scalars()["skipped_run"]),
+    )
+    _announce(paths, progress, point, say)
+    if point is not None:
+        loop.check_position(point.state["position"])
+    return loop
+
+
+def _recover(paths: LinePaths) -> ResumePoint | None:
+    removed = discard_partial(paths)
+    if removed:
+        record_event(
+            paths.events, "checkpoint_discarded", f"removed what was half-written: {', '.join(removed)}"
+        )
+    return find_resume_point(paths)
+
+
+def _engine(config: RunConfig) -> tuple[FlatState, Step]:
+    """The model's parameters in flat buffers, and the step over them."""
+    model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
+    shape = config.lengths[0]
+    longest = model.config.rope_max_seq_len
+    if shape.length > longest:
+        raise Refused(f"run.json: lengths: {shape.length} is longer than the model's {longest} positions")
+    state = flat_state(model)
+    step = Step(
+        model_loss=lambda ids, targets: model.loss(ids, targets, shape.ac),
+        state=state,
+        backend=EagerBackend(),
+    )
+    return state, step
+
+
+def _load(
+    point: ResumePoint, config: RunConfig, paths: LinePaths, state: FlatState, rows: DataLineRows
+) -> Progress:
+    """Compare and load a checkpoint."""
+    changed = check_resume(
+        point, config, paths, layout_digest=state.layout.digest, data_identity=rows.identity()
+    )
+    load_tensors(point.info.path, state.state_tensors())
+    state.load_scalars(point.state["scalars"])
+    if changed:
+        record_event(paths.events, "settings_changed", f"changed on purpose: {', '.join(changed)}")
+    return Progress.from_dict(point.state)
+
+
+def _announce(
+    paths: LinePaths, progress: Progress, point: ResumePoint | None, say: Callable[[str], None]
+) -> None:
+    kind = "started" if point is None else "resumed"
+    where = "from the start" if point is None else f"from {point.info.path.name}"
+    record_event(paths.events, kind, f"{kind} {where}", update=progress.update, tokens=progress.tokens)
+    say(f"{kind} {where}: update {progress.update}, {progress.tokens:,} tokens")
