@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.line.checkpoints import newest
+from trainer_core.line.events import record_event
 from trainer_core.line.files import write_json
 from trainer_core.line.identity import boot_id
 from trainer_core.line.ledger import Ledger
@@ -47,6 +48,7 @@ class Standin:
         checkpoint = newest(self.paths)
         self.update = checkpoint.update if checkpoint else 0
         self.terminated = False
+        self.reason = "terminated"
         self.parent = os.getppid()
 
     def run(self) -> int:
@@ -66,8 +68,17 @@ class Standin:
             self.act(self.update)
             if (code := self.interrupted(cycle_end)) is not None:
                 self.checkpoint("cycle-end" if cycle_end else None)
-                return code
-        return 0
+                return self.explain(code)
+        return self.explain(0)
+
+    def explain(self, code: int) -> int:
+        """Record the event of a regular end, as the trainer does."""
+        kind, reason = {0: ("finished", "trained"), 10: ("stopped", self.reason)}.get(
+            code, ("terminated", "signal")
+        )
+        message = f"{reason}; checkpoint u{self.update}"
+        record_event(self.paths.events, kind, message, update=self.update, exit_code=code)
+        return code
 
     @property
     def tokens(self) -> int:
@@ -79,6 +90,7 @@ class Standin:
         done = self.update // self.per_cycle
         if stop is not None and stop.due(update=self.update, cycles_done=done, at_cycle_end=cycle_end):
             clear_stop(self.paths)
+            self.reason = f"stop requested by {stop.by}"
             return 10
         return 50 if self.terminated or os.getppid() != self.parent else None
 
@@ -89,7 +101,8 @@ class Standin:
         while not DataPaths(Path(self.script["data"])).cycle(cycle).exists():
             self.beat("awaiting-data")
             if (code := self.interrupted(self.update % self.per_cycle == 0)) is not None:
-                sys.exit(code)
+                self.checkpoint(None)
+                sys.exit(self.explain(code))
             time.sleep(0.05)
 
     def act(self, update: int) -> None:

@@ -15,20 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer_core.errors import OUTCOMES, DiskFull, Outcome, Refused, disk_full
+from trainer_core.errors import CRASHED, OUTCOMES, STUCK, DiskFull, Outcome, Refused, disk_full
+from trainer_core.line.checkpoints import newest
 from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.events import record_event
 from trainer_core.line.files import read_json
 from trainer_core.line.identity import ProcessIdentity
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
-from trainer_core.line.stop import clear_stop, read_stop, want
+from trainer_core.line.stop import clear_stop, read_stop, request_stop, want
 from trainer_core.supervise import lease
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.outcome import Ending, Verdict, judge
+from trainer_core.supervise.reading import last_attempt, last_line, last_words, newest_update
 from trainer_core.supervise.record import State, SupervisorRecord, read_record, write_record
 from trainer_core.supervise.spawn import Command, Launch, note, start, trainer_command
-from trainer_core.supervise.watch import newest_update, watch
+from trainer_core.supervise.watch import watch
 
 
 class Session:
@@ -65,6 +67,7 @@ class Session:
         self._lock: FileLock | None = None
         self._record = SupervisorRecord()
         self._delay = 0.0
+        self._because: tuple[Outcome, str] | None = None
         self._noticed = ("", 0.0)
 
     def attempt(self) -> Verdict:
@@ -72,12 +75,12 @@ class Session:
         try:
             verdict = self._attempt()
         except Refused as error:
-            verdict = self._final(OUTCOMES[20], str(error))
+            verdict = self._end(OUTCOMES[20], str(error))
         except DiskFull as error:
-            verdict = self._final(OUTCOMES[32], str(error))
+            verdict = self._end(OUTCOMES[32], str(error))
         except Exception as error:
             if isinstance(error, OSError) and disk_full(error):
-                verdict = self._final(OUTCOMES[32], str(error))
+                verdict = self._end(OUTCOMES[32], str(error))
             else:
                 self.say(traceback.format_exc())
                 verdict = self._judge(Ending(returncode=None, detail=repr(error)))
@@ -85,6 +88,11 @@ class Session:
         if not verdict.retry:
             self.close()
         return verdict
+
+    def stop_because(self, outcome: Outcome, message: str) -> None:
+        """Stop the line with a checkpoint for a reason of its driver, which becomes the session's outcome."""
+        self._because = (outcome, message)
+        request_stop(self.paths, by=self.by)
 
     def abandon(self) -> None:
         """End every wait of this session; a running trainer is left to its stop request."""
@@ -127,15 +135,21 @@ class Session:
             lock.release()
 
     def _judge(self, ending: Ending) -> Verdict:
+        now = time.time()
         self._record, verdict = judge(
-            self._record, ending, update=newest_update(self.paths), now=time.time(), policy=self._policy
+            self._record, ending, update=newest_update(self.paths), now=now, policy=self._policy
         )
         note(self.paths, verdict.message)
         if not verdict.retry:
-            return self._final(verdict.outcome, verdict.message)
+            if self._because is not None and verdict.outcome.code == 10:
+                return self._end(*self._because)
+            if verdict.outcome is STUCK:
+                return self._end(verdict.outcome, verdict.message)
+            said = last_words(self.paths, ending.returncode, since=self._record.since)
+            return self._end(verdict.outcome, said or verdict.message, recorded=said is not None)
         self._delay = verdict.delay_seconds
         self._event("restarting", f"{verdict.message}; next start in {self._delay:.0f} s")
-        self._enter("backoff", verdict.message, next_start=time.time() + self._delay)
+        self._enter("backoff", verdict.message, next_start=now + self._delay)
         return verdict
 
     def _take_line(self, run: RunConfig) -> bool:
@@ -172,7 +186,7 @@ class Session:
 
     def _run_trainer(self, run: RunConfig, device: FileLock) -> Ending:
         assert self._lock is not None
-        attempt = self._record.launches + 1
+        attempt = max(self._record.launches, last_attempt(self.paths)) + 1
         self._record = replace(self._record, launches=attempt)
         launch = Launch(
             line=self.paths.root,
@@ -191,7 +205,7 @@ class Session:
             try:
                 self._record = replace(self._record, trainer=ProcessIdentity.of(child.pid))
                 self._enter("running", f"trainer {child.pid}, attempt {attempt}")
-                self._event("started", f"trainer started as process {child.pid}", attempt=attempt)
+                self._event("launched", f"trainer process {child.pid}, attempt {attempt}", attempt=attempt)
                 ending = watch(
                     child,
                     self.paths,
@@ -203,6 +217,8 @@ class Session:
                     child.terminate()  # it checkpoints at its next update; nobody watches it any more
             if ending.hung:
                 self._event("hung", ending.describe())
+            elif ending.outcome is CRASHED:
+                ending = replace(ending, detail=last_line(self.paths.run_log))
             return ending
         finally:
             self.idle.set()
@@ -217,13 +233,19 @@ class Session:
     def _stopped_while_waiting(self) -> Verdict:
         if self._lock is not None:
             clear_stop(self.paths)
-        return self._final(OUTCOMES[10], "stopped while no trainer was running")
+        if self._because is not None:
+            return self._end(*self._because)
+        checkpoint = newest(self.paths)
+        where = f"checkpoint u{checkpoint.update}" if checkpoint else "no checkpoint yet"
+        return self._end(OUTCOMES[10], f"stopped while no trainer was running; {where}")
 
-    def _final(self, outcome: Outcome, message: str) -> Verdict:
+    def _end(self, outcome: Outcome, message: str, *, recorded: bool = False) -> Verdict:
+        """The final verdict, written down; `recorded`: the trainer has written the event itself."""
         if self._lock is not None:  # only the holder of the line writes into it
             self._record = self._record.ended(outcome, message)
             try:
-                self._event(outcome.status.replace("-", "_"), message)
+                if not recorded:
+                    self._event(outcome.status.replace("-", "_"), message)
                 write_record(self.paths, self._record)
             except DiskFull as error:
                 self.say(f"not recorded: {error}")

@@ -1,4 +1,4 @@
-"""Watching a running trainer: its end, its heartbeat, how far the line has come. Writes nothing.
+"""Watching a running trainer: its end and its heartbeat. Writes nothing.
 
 A trainer that is silent for longer than its line allows is ended, politely and then for good; the heartbeat
 counts only if it comes from this very process, so an older trainer's file neither saves nor kills it.
@@ -15,13 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_core.line.checkpoints import newest
 from trainer_core.line.identity import ProcessIdentity, boot_id
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.outcome import Ending
-
-_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,26 +105,3 @@ def end_stranger(identity: ProcessIdentity, *, policy: Policy) -> bool:
         while identity.alive() and time.monotonic() < end:
             time.sleep(policy.poll_seconds)
     return not identity.alive()
-
-
-def newest_update(paths: LinePaths) -> int:
-    """The furthest the line has come: its newest complete checkpoint or the last row of its ledger."""
-    checkpoint = newest(paths)
-    return max(checkpoint.update if checkpoint else 0, _last_ledger_update(paths.metrics))
-
-
-def _last_ledger_update(metrics: Path) -> int:
-    """Update of the last whole row; reads only the end of a file that may be gigabytes long."""
-    try:
-        with open(metrics, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["update"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return 0

@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 from standin_line import make_line, standin_command
 
-from trainer_core.errors import Refused
+from trainer_core.errors import OUTCOMES, Refused
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.files import read_json, read_jsonl, write_json
 from trainer_core.line.identity import ProcessIdentity
-from trainer_core.line.ledger import live_rows
+from trainer_core.line.ledger import Ledger, live_rows
 from trainer_core.line.lock import FileLock, held
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import read_stop, request_stop
 from trainer_core.supervise import lease
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.outcome import Verdict
+from trainer_core.supervise.reading import newest_update
 from trainer_core.supervise.record import SupervisorRecord, read_record, write_record
 from trainer_core.supervise.session import Session
 from trainer_core.supervise.spawn import rotate
-from trainer_core.supervise.watch import newest_update
 
 FAST = Policy(backoff_seconds=0.0, gpu_poll_seconds=0.0, poll_seconds=0.02, term_seconds=0.3)
 
@@ -86,7 +86,7 @@ def test_a_clean_run_finishes_and_gives_everything_back(tmp_path: Path) -> None:
     record = read_record(paths)
     assert (record.state, record.launches, record.failures) == ("ended", 1, 0)
     assert record.outcome is not None and record.outcome["name"] == "Finished"
-    assert kinds(paths) == ["started", "finished"]
+    assert kinds(paths) == ["launched", "finished"]
     assert read_json(paths.wanted)["wanted"] == "running"
     assert "stand-in trainer, attempt 1, from update 0, 2 locks" in paths.run_log.read_text()
 
@@ -99,7 +99,7 @@ def test_a_killed_trainer_is_started_again_and_loses_only_unsaved_updates(tmp_pa
     rows = read_jsonl(paths.metrics)
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10]
     assert [row["update"] for row in live_rows(paths.metrics)] == list(range(1, 11))
-    assert kinds(paths) == ["started", "restarting", "started", "finished"]
+    assert kinds(paths) == ["launched", "restarting", "launched", "finished"]
     assert "from update 4" in paths.run_log.read_text()
 
 
@@ -177,7 +177,7 @@ def test_heartbeat_of_another_process_does_not_count(tmp_path: Path) -> None:
 
     def keep_beating() -> None:
         while not stop.wait(0.05):
-            if "started" in kinds(paths) and "hung" not in kinds(paths):
+            if "launched" in kinds(paths) and "hung" not in kinds(paths):
                 write_json(paths.heartbeat, {**beat, "monotonic": time.monotonic()})
 
     thread = threading.Thread(target=keep_beating)
@@ -220,7 +220,10 @@ def test_stop_ends_the_run_with_a_checkpoint(
     assert request_stop(paths, by="test") is not None
     thread.join()
     assert session.verdict is not None and session.verdict.outcome.state_name == "Stopped"
-    assert list_checkpoints(paths)[-1].update == newest_update(paths)
+    last = list_checkpoints(paths)[-1].update
+    assert last == newest_update(paths)
+    assert session.verdict.message == f"stop requested by test; checkpoint u{last}"
+    assert kinds(paths) == ["launched", "stopped"], "the trainer has written the event, once"
     assert read_stop(paths) is None and not held(paths.lock)
 
 
@@ -237,6 +240,28 @@ def test_stop_during_a_backoff_starts_no_trainer(
     thread.join()
     assert session.verdict is not None and session.verdict.outcome.state_name == "Stopped"
     assert read_record(paths).launches == 1 and read_stop(paths) is None
+
+
+def test_a_driver_can_stop_the_line_for_its_own_reason(
+    tmp_path: Path, background: Callable[[Session], threading.Thread]
+) -> None:
+    paths = make_line(tmp_path / "line", updates_per_cycle=1000)
+    session = session_of(paths)
+    thread = background(session)
+    until(lambda: newest_update(paths) >= 5)
+    session.stop_because(OUTCOMES[33], "source web is 7 tokens short")
+    thread.join()
+    assert session.verdict is not None and session.verdict.outcome.state_name == "DataUsedUp"
+    assert session.verdict.message == "source web is 7 tokens short"
+    outcome = read_record(paths).outcome
+    assert outcome is not None and outcome["status"] == "data-used-up"
+
+
+def test_attempts_go_on_from_the_ledger(tmp_path: Path) -> None:
+    paths = make_line(tmp_path / "line")
+    Ledger(paths.metrics, attempt=6).append("update", 1, {})
+    run(session_of(paths))
+    assert {row["attempt"] for row in read_jsonl(paths.metrics)} == {6, 7}
 
 
 def test_a_stop_left_by_a_dead_run_is_not_obeyed_by_the_next(tmp_path: Path) -> None:

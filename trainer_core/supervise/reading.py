@@ -1,0 +1,75 @@
+"""What a line's files say that a supervisor needs: how far it is, and why its trainer ended. Writes nothing.
+
+Reads only the ends of files that grow for weeks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer_core.line.checkpoints import newest
+from trainer_core.line.paths import LinePaths
+
+_TAIL_BYTES = 1 << 16
+
+
+def newest_update(paths: LinePaths) -> int:
+    """The furthest the line has come: its newest complete checkpoint or the last row of its ledger."""
+    checkpoint = newest(paths)
+    return max(checkpoint.update if checkpoint else 0, _last_number(paths.metrics, "update"))
+
+
+def last_attempt(paths: LinePaths) -> int:
+    """Attempt number of the last row of the ledger, whoever started that trainer."""
+    return _last_number(paths.metrics, "attempt")
+
+
+def trained_tokens(paths: LinePaths) -> int:
+    """Tokens trained by the last row of the ledger."""
+    return _last_number(paths.metrics, "tokens")
+
+
+def last_words(paths: LinePaths, returncode: int | None, *, since: float) -> str | None:
+    """The message of the event with which a trainer started at `since` explained its exit code, if it did."""
+    for row in tail_rows(paths.events):
+        if row.get("exit_code") == returncode and row.get("time", 0.0) >= since:
+            return str(row.get("message"))
+    return None
+
+
+def last_line(path: Path) -> str:
+    """The last line with text of a log, shortened; empty when there is none."""
+    lines = [line.strip() for line in _tail(path) if line.strip()]
+    return lines[-1].decode("utf-8", errors="replace")[:300] if lines else ""
+
+
+def tail_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The last whole rows of a JSON-lines file, newest first."""
+    for line in reversed(_tail(path)):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _tail(path: Path) -> list[bytes]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _last_number(path: Path, key: str) -> int:
+    for row in tail_rows(path):
+        if isinstance(row.get(key), int):
+            return int(row[key])
+    return 0
