@@ -1,6 +1,7 @@
-"""A few calls of Prefect's REST API with the standard library: starting Prefect's client takes two seconds.
+"""A few calls of Prefect's REST API with the standard library: importing Prefect's client takes two seconds.
 
-Owns no policy. Every call has a timeout; a server that does not answer raises `Unreachable`.
+Owns no policy. Every call has a timeout; a server that does not answer raises `Unreachable`. An answer that
+says "try again" (SQLite is busy) is tried again, so creating a run carries a key that makes it happen once.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import time
 import urllib.error
 import urllib.request
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,10 @@ from trainer_core.errors import NstrainError
 
 ACTIVE_STATES = ("RUNNING", "CANCELLING", "PENDING")
 """State types of a run that has, or is about to have, a process."""
+
+
+_TRY_AGAIN = (429, 503)
+_NUM_TRIES = 6
 
 
 class Unreachable(NstrainError):
@@ -45,7 +52,17 @@ class Api:
     """Longest wait for one answer."""
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """One request; the decoded answer."""
+        """One request, repeated while the server asks for patience; the decoded answer."""
+        for attempt in range(_NUM_TRIES):
+            try:
+                return self._call_once(method, path, body)
+            except ApiError as error:
+                if error.status not in _TRY_AGAIN or attempt == _NUM_TRIES - 1:
+                    raise
+                time.sleep(0.25 * 2**attempt)
+        raise AssertionError
+
+    def _call_once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             f"{self.url}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
@@ -71,7 +88,7 @@ class Api:
     def healthy(self) -> bool:
         """Whether the server answers and is ready."""
         try:
-            return self.call("GET", "/health") is True
+            return self._call_once("GET", "/health", None) is True
         except (Unreachable, ApiError):
             return False
 
@@ -102,6 +119,7 @@ class Api:
     def create_run(self, deployment: str, parameters: dict[str, Any], **options: Any) -> dict[str, Any]:
         """Submit a run of `flow/deployment`; `options` are more fields of the request (tags, name)."""
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}, **options}
+        body.setdefault("idempotency_key", str(uuid.uuid4()))
         run: dict[str, Any] = self.call(
             "POST", f"/deployments/{self.deployment_id(deployment)}/create_flow_run", body
         )

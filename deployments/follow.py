@@ -1,4 +1,8 @@
-"""Submitting a run of trunk/trunk and following it from a terminal, by REST and by the line's own files."""
+"""Submitting a line's run to the server of this host, and following it from the terminal.
+
+Training never depends on who follows: the terminal may go away at any time. Progress is read from the line's
+own files, the end from the run's state.
+"""
 
 from __future__ import annotations
 
@@ -6,101 +10,122 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deployments.api import Api, ApiError, Unreachable
-from deployments.home import Home, read_record
-from trainer_core.errors import OUTCOMES, STUCK, Refused
+from deployments.home import Home, ServerRecord, read_record
+from trainer_core.errors import CRASHED, OUTCOMES, Refused
+from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import request_stop
 
-TERMINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-_POLL_SECONDS = 1.0
+Say = Callable[[str], None]
+
+DEPLOYMENT = "trunk/trunk"
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+"""State types that a run does not leave."""
+
+_POLL_SECONDS = 0.5
+_REPORT_SECONDS = 3.0
+_CODES = {outcome.state_name: code for code, outcome in OUTCOMES.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A flow run that was created."""
+    """A run that the server has accepted."""
 
-    api: Api
-    """Server it lives on."""
     id: str
-    """Flow run id."""
+    """Id of the flow run."""
     name: str
-    """Flow run name."""
+    """Its name in the UI."""
     url: str
-    """Page of the run in the UI."""
+    """Its page in the UI."""
+
+
+def running_server() -> ServerRecord:
+    """The record of this host's server. Raises Refused when it does not answer."""
+    record = read_record(Home.default())
+    if not Api(record.url).healthy():
+        raise Refused(f"no Prefect server answers at {record.url}; start it with `nstrain up`")
+    return record
 
 
 def submit(line: Path, cycles: int | None) -> Submitted:
-    """Create a run of trunk/trunk. Raises Refused naming `nstrain up` when no server answers."""
-    server = read_record(Home.default())
-    if not server.server_alive():
-        raise Refused("the Prefect server is not running; `nstrain up` starts it (or use --inline)")
-    api = Api(server.url)
+    """Create a run of trunk/trunk for a line (its absolute path); a worker starts it within seconds."""
+    record = running_server()
+    parameters: dict[str, Any] = {"line": str(line)}
+    if cycles is not None:
+        parameters["cycles"] = cycles
     try:
-        run = api.create_run("trunk/trunk", {"line": str(line), "cycles": cycles}, tags=[f"line:{line.name}"])
-    except (Unreachable, ApiError) as error:
-        raise Refused(f"{error}; `nstrain up` starts the server and the deployments") from None
-    return Submitted(api=api, id=run["id"], name=run["name"], url=f"{server.ui}/runs/flow-run/{run['id']}")
+        run = Api(record.url).create_run(DEPLOYMENT, parameters)
+    except ApiError as error:
+        if error.status == 404:
+            raise Refused(
+                f"deployment {DEPLOYMENT} is missing on {record.url}; `nstrain up` puts it there"
+            ) from None
+        raise
+    return Submitted(id=run["id"], name=run["name"], url=f"{record.ui}/runs/flow-run/{run['id']}")
 
 
-def follow(run: Submitted, line: Path, *, say: Callable[[str], None]) -> int:
-    """Print the line's log until the run ends; returns the trainer's exit code.
+def follow(run: Submitted, line: Path, *, say: Say) -> int:
+    """Report progress until the run ends; returns the trainer's exit code.
 
-    Ctrl-C asks the line to stop, a second one leaves the run alone and returns 130.
+    The first Ctrl-C asks the line for a stop, the second one leaves it alone and raises KeyboardInterrupt.
     """
-    log = _Tail(LinePaths(line).run_log)
-    interrupted = False
+    asked = False
     while True:
         try:
-            for text in log.new_lines():
-                say(text)
-            state = _state(run)
-            if state is not None and state["type"] in TERMINAL:
-                say(f"{state['name']}: {state.get('message') or ''}")
-                return _exit_code(state["name"], state["type"])
-            time.sleep(_POLL_SECONDS)
+            return wait_final(run, line, say=say)
         except KeyboardInterrupt:
-            if interrupted:
+            if asked:
                 say("detached; the line goes on")
-                return 130
-            interrupted = True
-            request_stop(LinePaths(line), by="Ctrl-C")
-            say("a stop is requested (Ctrl-C again to detach)")
+                raise
+            asked = True
+            stopping = request_stop(LinePaths(line), by="nstrain run")
+            say(
+                "asked for a stop with a checkpoint; Ctrl-C again to leave"
+                if stopping
+                else "it does not run yet"
+            )
 
 
-def _state(run: Submitted) -> dict[str, str] | None:
-    """State of the run, or None while the server does not answer: the line does not need it."""
-    try:
-        value = run.api.run(run.id)["state"]
-    except (Unreachable, ApiError):
-        return None
-    return value if isinstance(value, dict) else None
+def wait_final(run: Submitted, line: Path, *, say: Say) -> int:
+    """Wait for the run's final state, telling state changes and training progress."""
+    api = Api(read_record(Home.default()).url)
+    paths = LinePaths(line)
+    last_state, last_update, last_report = "", -1, 0.0
+    while True:
+        try:
+            state = api.run(run.id)["state"]
+        except (Unreachable, ApiError):
+            state = None  # the server is away; training goes on without it
+        if state is not None and state["name"] != last_state:
+            last_state = state["name"]
+            say(f"{run.name}: {last_state}" + (f" ({state['message']})" if state.get("message") else ""))
+        if state is not None and state["type"] in FINAL:
+            return exit_code(state)
+        if time.monotonic() - last_report >= _REPORT_SECONDS:
+            last_report = time.monotonic()
+            rows = live_rows(paths.metrics)
+            if rows and rows[-1]["update"] != last_update:
+                last_update = rows[-1]["update"]
+                say(progress_line(rows))
+        time.sleep(_POLL_SECONDS)
 
 
-def _exit_code(name: str, state_type: str) -> int:
-    for outcome in (*OUTCOMES.values(), STUCK):
-        if outcome.state_name == name:
-            return max(outcome.code, 1) if outcome is STUCK else outcome.code
-    return 0 if state_type == "COMPLETED" else 1
+def progress_line(rows: list[dict[str, Any]]) -> str:
+    """The newest update in one line."""
+    row = rows[-1]
+    seconds = sum(sum(recent["seconds"].values()) for recent in rows[-20:])
+    tokens = row["tokens"] - (rows[-21]["tokens"] if len(rows) > 20 else 0)
+    rate = f", {tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
+    return f"update {row['update']}: {row['tokens']:,} tokens, loss {row['train/loss']:.4f}{rate}"
 
 
-class _Tail:
-    """The lines that a log grows by from now on; a rotated log is read from its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def new_lines(self) -> list[str]:
-        """Whole lines written since the last call."""
-        if not self._path.exists():
-            return []
-        if self._path.stat().st_size < self._offset:
-            self._offset = 0
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode("utf-8", "replace").splitlines()
+def exit_code(state: dict[str, Any]) -> int:
+    """The exit code that a run's final state stands for."""
+    if state["type"] == "CANCELLED":
+        return _CODES["Stopped"]
+    if state["name"] in _CODES:
+        return _CODES[state["name"]]
+    return 0 if state["type"] == "COMPLETED" else abs(CRASHED.code)
