@@ -1,9 +1,9 @@
 """Text to token ids, such that a document's text never becomes a control token.
 
 Encoding uses a copy of tokenizer.json made for it, one per source, held in memory: its added tokens are only
-the source's own markers, and vocabulary entries spelled like another control token are renamed so that no word
-of the text can equal them. Afterwards every id is compared with the control ids: one that came out all the same
-stops the line. The end-of-document id is appended here and nowhere else, so in a shard it always ends a
+the source's own markers, and vocabulary entries spelled like another control token are renamed, so that no
+word of the text can equal them. Afterwards every id is compared with the control ids: one that came out all
+the same stops the line. The end-of-document id is appended here and nowhere else: in a shard it always ends a
 document. This file never reads corpora and never trains tokenizers.
 """
 
@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +86,7 @@ class Encoder:
 
     def __init__(self, tokenizer_json: bytes, *, markers: Sequence[str] = (), eos_id: int) -> None:
         native = _load(tokenizer_json, "tokenizer.json")
+        self._json = tokenizer_json
         self.eos_id = eos_id
         self.markers = tuple(markers)
         added = {token.content: number for number, token in native.get_added_tokens_decoder().items()}
@@ -103,6 +105,8 @@ class Encoder:
         if problems:
             raise Refused(problems)
         assert eos is not None
+        self.eos: str = eos
+        """Spelling of the end-of-document token."""
         content = json.loads(tokenizer_json)
         unk = _unknown_token(content["model"])
         copy = encode_copy(content, own={marker: added[marker] for marker in markers}, control={*added, eos})
@@ -142,6 +146,19 @@ class Encoder:
                 self._refuse(document, texts[index], first_document + index, where)
             documents.append(document)
         return documents
+
+    def default_control_ids(self, texts: Sequence[str]) -> int:
+        """How many control ids the library's default matching would have read out of these texts."""
+        encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=False)
+        return sum(1 for encoding in encodings for number in encoding.ids if number in self.control_ids)
+
+    def decode(self, document: np.ndarray) -> str:
+        """The text of one encoded document, without its end-of-document id."""
+        return str(self._tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False))
+
+    @cached_property
+    def _native(self) -> Tokenizer:
+        return _load(self._json, "tokenizer.json")
 
     def _refuse(self, document: np.ndarray, text: str, number: int, where: str) -> None:
         bad = sorted({int(i) for i in document[:-1] if self._is_control[i]})

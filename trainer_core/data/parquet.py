@@ -23,12 +23,7 @@ _BATCH_ROWS = 1024
 def column_values(path: Path, column: str) -> Iterator[str | bytes | None]:
     """A column's values in row order. Raises Refused if it is missing or no text, or the file is damaged."""
     with _opened(path) as file:
-        names = file.schema_arrow.names
-        if column not in names:
-            raise Refused(f"{path}: no column {column!r}; it has {names}")
-        kind = file.schema_arrow.field(column).type
-        if not _is_text(kind):
-            raise Refused(f"{path}: column {column!r} is {kind}, expected strings; the columns are {names}")
+        _refuse_column(path, file.schema_arrow, column)
         num_rows = 0
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[column], use_threads=False):
             num_rows += batch.num_rows
@@ -37,8 +32,14 @@ def column_values(path: Path, column: str) -> Iterator[str | bytes | None]:
             raise Refused(f"{path}: truncated: {num_rows} of {file.metadata.num_rows} rows; fetch it again")
 
 
+def check_column(path: Path, column: str) -> None:
+    """Raises Refused if the footer is damaged or has no such text column."""
+    with _opened(path) as file:
+        _refuse_column(path, file.schema_arrow, column)
+
+
 def string_column_sizes(path: Path, num_rows: int) -> dict[str, int]:
-    """Bytes of every text column in the first rows."""
+    """Characters of every text column in the first rows."""
     with _opened(path) as file:
         names = [field.name for field in file.schema_arrow if _is_text(field.type)]
         sizes = dict.fromkeys(names, 0)
@@ -48,6 +49,16 @@ def string_column_sizes(path: Path, num_rows: int) -> dict[str, int]:
                     sizes[name] = sum(len(value) for value in _python_values(batch.column(name)) if value)
                 break
         return sizes
+
+
+def _refuse_column(path: Path, schema: pa.Schema, column: str) -> None:
+    if column not in schema.names:
+        raise Refused(f"{path}: no column {column!r}; it has {schema.names}")
+    kind = schema.field(column).type
+    if not _is_text(kind):
+        raise Refused(
+            f"{path}: column {column!r} is {kind}, expected strings; the columns are {schema.names}"
+        )
 
 
 def _is_text(kind: pa.DataType) -> bool:

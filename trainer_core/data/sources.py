@@ -8,6 +8,7 @@ and the tokenizer lie, so a line that was moved, or was made again elsewhere fro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,21 @@ class SourceSpec:
     def stratum_files(self, stratum: str) -> tuple[SourceFile, ...]:
         """The files of one stratum, sorted by path."""
         return tuple(file for file in self.files if file.stratum == stratum)
+
+    def estimated_tokens(self, path: str) -> int:
+        """Tokens to expect of one file: its part of its stratum's estimate by bytes, at least 1."""
+        return self._estimates[path]
+
+    @cached_property
+    def _estimates(self) -> dict[str, int]:
+        tokens = {stratum.name: stratum.tokens for stratum in self.strata}
+        sizes = dict.fromkeys(tokens, 0)
+        for file in self.files:
+            sizes[file.stratum] += file.size
+        return {
+            file.path: max(1, tokens[file.stratum] * file.size // max(1, sizes[file.stratum]))
+            for file in self.files
+        }
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; files are short lists to keep a corpus of 10,000 files readable."""

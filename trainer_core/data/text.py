@@ -67,11 +67,11 @@ def iter_documents(path: Path, rule: TextRule, counts: ReadCounts | None = None)
         yield text
 
 
-def resolve_rule(path: Path, rule: TextRule) -> TextRule:
-    """The rule with `auto` replaced by what this file says. Raises Refused when a column cannot be chosen.
+def resolve_rule(path: Path, rule: TextRule) -> TextRule | None:
+    """The rule with `auto` replaced by what this file says; None if its first rows hold no text at all.
 
-    The large string column is the one that alone holds a tenth or more of the string bytes of the first 1,000
-    rows; several such columns are refused by name.
+    The large string column is the one that alone holds a tenth or more of the characters of the first 1,000
+    rows. Raises Refused naming the columns when there are several.
     """
     if suffix_of(path) == ".txt":
         return TextRule(kind="whole") if rule.kind == "auto" else rule
@@ -80,14 +80,20 @@ def resolve_rule(path: Path, rule: TextRule) -> TextRule:
     sizes = _column_sizes(path)
     total = sum(sizes.values())
     large = [name for name, size in sizes.items() if size >= _LARGE_PART * total]
-    if total and len(large) == 1:
+    if not total:
+        return None
+    if len(large) == 1:
         return TextRule(kind="column", column=large[0])
-    if len(sizes) == 1:
-        return TextRule(kind="column", column=next(iter(sizes)))
     raise Refused(
-        f"{path}: the text column is not plain: string columns with their bytes in the first rows are "
+        f"{path}: the text column is not plain: string columns and their characters in the first rows are "
         f'{sizes}; name one in the recipe: "text": {{"column": "<name>"}}'
     )
+
+
+def check_file(path: Path, rule: TextRule) -> None:
+    """Refuse a file that its footer already shows to be unreadable under a resolved rule (parquet only)."""
+    if suffix_of(path) == ".parquet" and rule.column is not None:
+        parquet.check_column(path, rule.column)
 
 
 def _values(path: Path, rule: TextRule) -> Iterator[str | bytes | None]:
@@ -97,7 +103,10 @@ def _values(path: Path, rule: TextRule) -> Iterator[str | bytes | None]:
         yield _whole_file(path)
         return
     if rule.kind == "auto":
-        rule = resolve_rule(path, rule)
+        resolved = resolve_rule(path, rule)
+        if resolved is None:
+            return
+        rule = resolved
     if rule.kind == "whole":
         raise Refused(f"{path}: has columns, but its source was pinned as plain text files")
     assert rule.column is not None
@@ -119,7 +128,7 @@ def _whole_file(path: Path) -> str:
 
 
 def _column_sizes(path: Path) -> dict[str, int]:
-    """Bytes of every string column in the first rows."""
+    """Characters of every string column in the first rows."""
     if suffix_of(path) == ".parquet":
         return parquet.string_column_sizes(path, _SNIFFED_ROWS)
     sizes: dict[str, int] = {}
@@ -128,5 +137,5 @@ def _column_sizes(path: Path) -> dict[str, int]:
             break
         for name, value in row.items():
             if isinstance(value, str):
-                sizes[name] = sizes.get(name, 0) + len(value.encode("utf-8", "replace"))
+                sizes[name] = sizes.get(name, 0) + len(value)
     return sizes
