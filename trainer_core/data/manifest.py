@@ -1,0 +1,203 @@
+"""The manifest of a cycle: everything needed to read it, to rebuild its shards, and to plan the next one.
+
+Canonical JSON without times, so planning again gives the same bytes; its sha256 is what checkpoints carry. A
+manifest is written once, after the shards are in place, and never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_core.data.assemble import SegmentRows
+from trainer_core.data.plan_state import DocRange, PlanState, range_json, ranges
+from trainer_core.data.planner import CyclePlan, PartPlan
+from trainer_core.data.row_order import PartOrder, part_order
+from trainer_core.data.sources import DataLine, Piece
+from trainer_core.errors import Refused
+from trainer_core.line.files import canonical_json, read_json, write_bytes
+
+if TYPE_CHECKING:  # readers of manifests need no tokenizer
+    from trainer_core.data.open_files import OpenFiles
+
+FORMAT = "manifest/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A manifest as read from disk."""
+
+    value: Mapping[str, Any]
+    """The whole JSON object."""
+    sha256: str
+    """Hex digest of its canonical bytes."""
+
+    @property
+    def cycle(self) -> int:
+        """Cycle, counted from 0."""
+        return int(self.value["cycle"])
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Records of the parts."""
+        return list(self.value["parts"])
+
+    def state_after(self) -> PlanState:
+        """Where the planner stands after the cycle."""
+        return PlanState.from_json(self.value["state_after"]["values"])
+
+    def segments(self) -> list[SegmentRows]:
+        """Rows of each segment, in order, over all parts."""
+        return [
+            SegmentRows(
+                part=segment["part"],
+                row_length=self.parts[segment["part"]]["row_length"],
+                rows={shard["source"]: segment["rows"][shard["source"]] for shard in segment["shards"]},
+            )
+            for segment in self.value["segments"]
+        ]
+
+    def streams(self) -> dict[str, tuple[DocRange, ...]]:
+        """Document ranges of each source's stream."""
+        return {
+            name: ranges(self.value["heads_in"].get(name, [])) + ranges(pieces)
+            for name, pieces in self.value["pieces"].items()
+        }
+
+    def shards(self) -> list[list[dict[str, Any]]]:
+        """Shard records by segment."""
+        return [list(segment["shards"]) for segment in self.value["segments"]]
+
+    def order(self, part: int) -> PartOrder:
+        """The order of a part's rows. Raises Refused when it is not the recorded one."""
+        record = self.parts[part]
+        bounds = [s["first_row"] for s in self.value["segments"] if s["part"] == part]
+        order = part_order(
+            Piece(from_cycle=0, shares=dict(self.value["shares"])),
+            seed=self.value["seed"],
+            cycle=self.cycle,
+            part=part,
+            order_start=record["order_start"],
+            bounds=[*bounds, record["num_rows"]],
+        )
+        if order.digest() != record["order_digest"]:
+            raise Refused(
+                f"cycle {self.cycle}, part {part}: the row order is {order.digest()} in this version of "
+                f"nstrain and was {record['order_digest']} when the cycle was planned "
+                f"(planner {self.value['planner_version']}); continue with the version that planned it"
+            )
+        return order
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest. Raises Refused when it is missing, damaged or of another version."""
+    value = read_json(path)
+    if value.get("format") != FORMAT:
+        raise Refused(f"{path}: format is {value.get('format')!r}, this version reads {FORMAT!r}")
+    return Manifest(value=value, sha256=hashlib.sha256(canonical_json(value)).hexdigest())
+
+
+def write_manifest(path: Path, value: Mapping[str, Any]) -> None:
+    """Write the canonical bytes: `sha256sum` of the file is the digest that checkpoints carry."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, canonical_json(dict(value)))
+
+
+def plan_segments(plan: CyclePlan) -> list[SegmentRows]:
+    """Rows of each segment of a plan, in order, over all parts."""
+    return [
+        SegmentRows(part=index, row_length=part.row_length, rows=part.order.segment_rows(segment))
+        for index, part in enumerate(plan.parts)
+        for segment in range(len(part.order.bounds) - 1)
+    ]
+
+
+def plan_streams(plan: CyclePlan) -> dict[str, tuple[DocRange, ...]]:
+    """Document ranges of each source's stream of a plan."""
+    return {
+        name: (*source.head, *(docs for segment in source.pieces for docs in segment))
+        for name, source in plan.sources.items()
+    }
+
+
+def manifest_value(
+    line: DataLine, plan: CyclePlan, files: OpenFiles, shards: Sequence[Sequence[dict[str, Any]]]
+) -> dict[str, Any]:
+    """The manifest of a planned cycle whose shards are written."""
+    return {
+        "format": FORMAT,
+        "cycle": plan.cycle,
+        "planner_version": line.planner_version,
+        "data_digest": line.digest(),
+        "seed": line.seed,
+        "piece": plan.piece,
+        "shares": [[name, share] for name, share in line.pieces[plan.piece].shares.items()],
+        "start_token": plan.parts[0].start_token,
+        "parts": [_part(part) for part in plan.parts],
+        "segments": _segments(plan, shards),
+        "pieces": {name: _pieces(name, plan, files) for name in plan.sources},
+        "heads_in": {name: _head(name, s.head, files) for name, s in plan.sources.items() if s.head},
+        "heads_out": {name: _head(name, s.head_out, files) for name, s in plan.sources.items()},
+        "state_before": {"digest": plan.before.digest(), "values": plan.before.to_json()},
+        "state_after": {"digest": plan.after.digest(), "values": plan.after.to_json()},
+        "tokenizer": {
+            "sha256": line.tokenizer.sha256,
+            "library_version": line.tokenizer.library_version,
+            "encode_sha256": {name: line.source(name).encode_sha256 for name in plan.sources},
+            "eos_id": line.eos_id,
+        },
+        # The guard stops at the first control id, so a published cycle has none; recorded to be checkable.
+        "guard": {"control_ids": dict.fromkeys(plan.sources, 0)},
+    }
+
+
+def _part(part: PartPlan) -> dict[str, Any]:
+    return {
+        "row_length": part.row_length,
+        "rows": part.order.rows(),
+        "num_rows": part.num_rows,
+        "updates": part.updates,
+        "start_token": part.start_token,
+        "order_start": part.order_start,
+        "order_digest": part.order.digest(),
+    }
+
+
+def _segments(plan: CyclePlan, shards: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    first_rows = [row for part in plan.parts for row in part.order.bounds[:-1]]
+    return [
+        {"part": segment.part, "first_row": first, "rows": dict(segment.rows), "shards": list(records)}
+        for first, segment, records in zip(first_rows, plan_segments(plan), shards, strict=True)
+    ]
+
+
+def _pieces(name: str, plan: CyclePlan, files: OpenFiles) -> list[dict[str, Any]]:
+    """New documents in stream order; what reading a file left out is counted with its first document."""
+    records = []
+    for segment, pieces in enumerate(plan.sources[name].pieces):
+        for docs in pieces:
+            ends = files.counts(name, docs.path)
+            assert ends is not None, docs.path
+            facts = files.facts(name, docs.path)
+            begins = docs.doc_from == 0
+            records.append(
+                {
+                    "segment": segment,
+                    "stratum": docs.stratum,
+                    "path": docs.path,
+                    "file_sha256": files.pinned(name, docs.path).sha256,
+                    "doc_from": docs.doc_from,
+                    "doc_to": docs.doc_to,
+                    "tokens": docs.tokens(ends),
+                    "heldout_docs": facts.heldout_docs if begins else 0,
+                    "skipped": facts.skipped if begins else {},
+                }
+            )
+    return records
+
+
+def _head(name: str, head: Sequence[DocRange], files: OpenFiles) -> list[dict[str, Any]]:
+    return [{**range_json(docs), "file_sha256": files.pinned(name, docs.path).sha256} for docs in head]

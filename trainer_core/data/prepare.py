@@ -1,0 +1,274 @@
+"""Prepares the cycles of a data line: sources to tokens to published shards, and their deletion.
+
+Every call is idempotent, and a kill between any two file operations is repaired by the next call, which ends
+with the same bytes. Publication has one order: the folder of shards, then the manifest, then the state. One
+process at a time works on a line; who comes second waits and finds finished files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_core.data.assemble import write_segments
+from trainer_core.data.consumer import read_consumer
+from trainer_core.data.cycle_log import log_step
+from trainer_core.data.manifest import (
+    Manifest,
+    manifest_value,
+    plan_segments,
+    plan_streams,
+    read_manifest,
+    write_manifest,
+)
+from trainer_core.data.open_files import OpenFiles
+from trainer_core.data.plan_state import PlanState
+from trainer_core.data.planner import CyclePlan, FilesNeeded, plan_cycle
+from trainer_core.data.shards import Shard
+from trainer_core.data.sources import load_data_line
+from trainer_core.data.state_file import current_state, write_state
+from trainer_core.data.streams import file_order
+from trainer_core.errors import DiskFull, Refused, disk_full
+from trainer_core.line.files import publish
+from trainer_core.line.lock import FileLock
+from trainer_core.line.paths import DataPaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRef:
+    """A source file that a cycle needs tokenised."""
+
+    source: str
+    """Source by nickname."""
+    path: str
+    """File within the source."""
+    size: int
+    """Bytes."""
+
+
+class CyclePreparer:
+    """Downloads, tokenises, publishes and deletes the cycles of one data line."""
+
+    def __init__(self, work: Path) -> None:
+        """Open the line; nothing is read from its sources yet."""
+        self.paths = DataPaths(Path(work))
+        self.line = load_data_line(self.paths.root)
+        self.files = OpenFiles(self.paths.root, self.line)
+        self._per_byte = {
+            (spec.name, stratum.name): stratum.tokens
+            / max(1, sum(file.size for file in spec.stratum_files(stratum.name)))
+            for spec in self.line.sources
+            for stratum in spec.strata
+        }
+
+    def has_manifest(self, cycle: int) -> bool:
+        """Whether the cycle is planned for good."""
+        return self.paths.manifest(cycle).exists()
+
+    def published(self, cycle: int) -> bool:
+        """Whether the cycle can be trained: its manifest and every shard are in place."""
+        if not self.has_manifest(cycle):
+            return False
+        manifest = read_manifest(self.paths.manifest(cycle))
+        folder = self.paths.cycle(cycle)
+        return all((folder / shard["path"]).exists() for shards in manifest.shards() for shard in shards)
+
+    def needed(self, cycle: int) -> list[FileRef]:
+        """Files still to download and tokenise, by estimate until exact counts are known; [] = none."""
+        return [
+            FileRef(source=source, path=path, size=self.files.pinned(source, path).size)
+            for source, path in self._needed(cycle)
+        ]
+
+    def download(self, cycle: int) -> dict[str, Any]:
+        """Compare the needed files with their hashes. Raises Refused naming every file that is wrong."""
+        with self._working():
+            files = self._needed(cycle)
+            if not files and not self.has_manifest(cycle):
+                log_step(self.paths, cycle, "downloaded", files=0, bytes=0)
+            return self._fetch(cycle, files)
+
+    def tokenize(self, cycle: int) -> dict[str, Any]:
+        """Tokenise what the cycle needs, publish it, and advance the state; done work is not repeated."""
+        with self._working():
+            if not self.published(cycle):
+                while needed := self._needed(cycle):
+                    self._fetch(cycle, needed)
+                    log_step(self.paths, cycle, "tokenize_started")
+                    for source, path in needed:
+                        self.files.tokenize(source, path)
+                log_step(self.paths, cycle, "tokenize_started")
+                self._publish(cycle)
+            state = current_state(self.paths)
+            write_state(self.paths, state)
+            manifest = read_manifest(self.paths.manifest(cycle))
+            log_step(self.paths, cycle, "published", manifest_sha256=manifest.sha256)
+            self._sweep(state)
+            return self._summary(manifest)
+
+    def delete_cycle(self, cycle: int, *, consumed: bool = True) -> bool:
+        """Remove a cycle's shards; False when they were gone. `consumed` also logs that it was trained.
+
+        Takes no lock: the next cycle may be in preparation for hours. The folder leaves by one rename.
+        """
+        folder = self.paths.cycle(cycle)
+        doomed = folder.with_name(folder.name + ".deleted")
+        if consumed and self.has_manifest(cycle):
+            log_step(self.paths, cycle, "consumed")
+        size = sum(entry.stat().st_size for entry in _files_below(folder, doomed))
+        found = folder.exists()
+        if found:
+            shutil.rmtree(doomed, ignore_errors=True)
+            publish(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        if size:
+            log_step(self.paths, cycle, "deleted", bytes=size)
+        return found
+
+    def rebuild(self, cycle: int, out: Path) -> None:
+        """Write a cycle's shards to a new folder from its manifest and the sources, and compare digests."""
+        with self._working():
+            self._rebuild(cycle, out)
+            self._sweep(current_state(self.paths))
+
+    def _needed(self, cycle: int) -> list[tuple[str, str]]:
+        if self.has_manifest(cycle):
+            return [] if self.published(cycle) else self._untokenised(cycle)
+        state = current_state(self.paths)
+        if cycle != state.next_cycle:
+            raise Refused(
+                f"{self.paths.root}: cycle {cycle} can only be prepared after cycle {cycle - 1}; "
+                f"the next one is {state.next_cycle}"
+            )
+        try:
+            self._plan(state)
+        except FilesNeeded as wanted:
+            return list(wanted.files)
+        return []
+
+    def _untokenised(self, cycle: int) -> list[tuple[str, str]]:
+        """Files of a planned cycle that are not tokenised (any more)."""
+        streams = read_manifest(self.paths.manifest(cycle)).streams()
+        wanted = dict.fromkeys((name, docs.path) for name, stream in streams.items() for docs in stream)
+        return [key for key in wanted if self.files.shard(*key) is None]
+
+    def _plan(self, state: PlanState) -> CyclePlan:
+        return plan_cycle(self.line, read_consumer(self.paths.root), state, self.files.counts, self._estimate)
+
+    def _estimate(self, source: str, path: str) -> int:
+        file = self.files.pinned(source, path)
+        return round(file.size * self._per_byte.get((source, file.stratum), 0.0))
+
+    def _fetch(self, cycle: int, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        problems: list[str] = []
+        for source, path in files:
+            try:
+                self.files.verify(source, path)
+            except Refused as error:
+                problems += error.problems
+        if problems:
+            raise Refused(problems)
+        size = sum(self.files.pinned(source, path).size for source, path in files)
+        if files:
+            log_step(self.paths, cycle, "downloaded", files=len(files), bytes=size)
+        return {"cycle": cycle, "files": len(files), "bytes": size}
+
+    def _publish(self, cycle: int) -> None:
+        """Write the shards, then the manifest; the state follows in `tokenize`."""
+        folder = self.paths.cycle(cycle)
+        part = folder.with_name(folder.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # published halfway: its manifest or a shard is missing
+        self.paths.cycles.mkdir(parents=True, exist_ok=True)
+        try:
+            if self.has_manifest(cycle):
+                self._rebuild(cycle, part)
+                publish(part, folder)
+                return
+            plan = self._plan(current_state(self.paths))
+            rows = sum(part_plan.num_rows for part_plan in plan.parts)
+            log_step(self.paths, cycle, "planned", num_rows=rows)
+            shards = write_segments(
+                part, plan_segments(plan), plan_streams(plan), self._read, self.line.token_dtype
+            )
+            tokens = sum(shard["tokens"] for records in shards for shard in records)
+            log_step(self.paths, cycle, "tokenized", tokens=tokens)
+            publish(part, folder)
+            write_manifest(self.paths.manifest(cycle), manifest_value(self.line, plan, self.files, shards))
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    def _rebuild(self, cycle: int, out: Path) -> None:
+        manifest = read_manifest(self.paths.manifest(cycle))
+        for source, path in self._untokenised(cycle):
+            self.files.tokenize(source, path)
+        shards = write_segments(
+            out, manifest.segments(), manifest.streams(), self._read, self.line.token_dtype
+        )
+        if shards != manifest.shards():
+            wrong = [
+                a["path"]
+                for made, recorded in zip(shards, manifest.shards(), strict=True)
+                for a, b in zip(made, recorded, strict=True)
+                if a != b
+            ]
+            raise Refused(
+                f"cycle {cycle}: rebuilt shards {wrong} differ from the manifest; "
+                "the tokenizers version or the sources are not those it was made with"
+            )
+
+    def _read(self, source: str, path: str) -> Shard:
+        shard = self.files.shard(source, path)
+        assert shard is not None, (source, path)
+        return shard
+
+    def _sweep(self, state: PlanState) -> None:
+        """Delete tokenised files of which no document is left to train, and leftovers of killed processes."""
+        for source, path in self.files.on_disk():
+            if self._used_up(state, source, path):
+                self.files.forget(source, path)
+        for leftover in self.paths.cycles.glob("*.deleted"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _used_up(self, state: PlanState, source: str, path: str) -> bool:
+        progress = state.sources.get(source)
+        if progress is None:
+            return False
+        stratum_name = self.files.pinned(source, path).stratum
+        stratum = progress.strata.get(stratum_name)
+        if stratum is None or any(docs.path == path for docs in progress.head):
+            return False
+        opened = file_order(self.line, source, stratum_name)[: stratum.next_file]
+        return path in opened and all(file.path != path for file in stratum.open)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Hold the line's lock; a full disk becomes DiskFull."""
+        with FileLock.acquire_waiting(self.paths.lock, role="prepare"):
+            try:
+                yield
+            except OSError as error:
+                if disk_full(error):
+                    raise DiskFull(f"{self.paths.root}: no space left; free space and start again") from error
+                raise
+
+    def _summary(self, manifest: Manifest) -> dict[str, Any]:
+        shards = [shard for records in manifest.shards() for shard in records]
+        return {
+            "cycle": manifest.cycle,
+            "rows": sum(part["num_rows"] for part in manifest.parts),
+            "updates": sum(part["updates"] for part in manifest.parts),
+            "tokens": sum(shard["tokens"] for shard in shards),
+            "shards": len(shards),
+            "manifest_sha256": manifest.sha256,
+        }
+
+
+def _files_below(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield from (entry for entry in folder.rglob("*") if entry.is_file())
