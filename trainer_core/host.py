@@ -75,7 +75,7 @@ def load_host() -> HostSettings:
 
 
 def resolve(path: str | Path) -> Path:
-    """Absolute form of a path given by a person: a relative one that does not exist is looked up in work_root.
+    """Absolute form of a path given by a person; relative ones that do not exist are looked up in work_root.
 
     A name found nowhere stays relative to work_root if there is one (a new line is made there by flows),
     else to the current directory.

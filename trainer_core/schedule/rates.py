@@ -1,7 +1,7 @@
 """Learning rate and weight decay as pure functions of the tokens trained.
 
 An update's rate is read at its end token count, so the first update of a warm-up already moves and the last
-update of a decay reaches the minimum. A skipped update consumes its tokens, so it does not shift the schedule.
+update of a decay reaches the minimum. A skipped update consumes its tokens: it does not shift the schedule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RatePiece:
 
 
 def learning_rate(pieces: Sequence[RatePiece], tokens: int, *, peak_lr: float, min_lr: float) -> float:
-    """Rate of the update that ends at `tokens` tokens (an update ending on a border belongs to the piece before).
+    """Rate of the update that ends at `tokens` tokens; one that ends on a border belongs to the piece before.
 
     warmup: peak * t; constant: peak; decay: peak + (min - peak) * t, with t the part of the piece behind.
     """

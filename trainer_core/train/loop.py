@@ -92,13 +92,17 @@ class Loop:
 
         Raises Stopped, NoData, NonFinite, DiskFull or Refused; every state a resume needs is then on disk.
         """
-        if self.progress.update == 0:
-            self._save("start")
-        self._poll_stop()
-        while not self.finished and (target is None or self.progress.position.cycle < target):
-            self._await_cycle()
-            self._train_cycle()
-        self._drain()
+        try:
+            if self.progress.update == 0:
+                self._save("start")
+            self._poll_stop()
+            while not self.finished and (target is None or self.progress.position.cycle < target):
+                self._await_cycle()
+                self._train_cycle()
+            self._drain()
+        except BaseException as error:
+            self._p.saver.settle(error)
+            raise
 
     def _train_cycle(self) -> None:
         """Train the rest of the current cycle, or up to the schedule's end."""

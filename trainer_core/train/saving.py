@@ -97,13 +97,33 @@ class Saver:
 
     def poll(self) -> None:
         """Notice a finished write and remove what it superseded; raises what the write raised."""
-        if self._in_flight and self._writer.idle():
-            self._in_flight = False
+        if self._in_flight and self._idle():
             retention.apply(self._paths, keep_last=self._config.checkpoints.keep_last)
+
+    def settle(self, error: BaseException) -> None:
+        """After `error` ended the loop: let the write under way end, so that nothing of it lives on.
+
+        A second error, of the write, is noted on the first.
+        """
+        while self._in_flight:
+            try:
+                self._in_flight = not self._writer.idle(timeout=0.25)
+            except Exception as second:
+                self._in_flight = False
+                error.add_note(f"the checkpoint under way failed too: {second}")
 
     def wait(self, beat: Callable[[], None]) -> None:
         """Wait for the write under way, showing life."""
         while self._in_flight:
             beat()
-            if self._writer.idle(timeout=0.25):
-                self.poll()
+            if self._idle(timeout=0.25):
+                retention.apply(self._paths, keep_last=self._config.checkpoints.keep_last)
+
+    def _idle(self, timeout: float = 0.0) -> bool:
+        """Whether the write under way has ended; raises its error, once."""
+        try:
+            self._in_flight = not self._writer.idle(timeout)
+        except BaseException:
+            self._in_flight = False
+            raise
+        return not self._in_flight

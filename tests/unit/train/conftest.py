@@ -1,0 +1,121 @@
+"""A whole trainer on rows in memory, assembled from the real parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tools.memory_rows import MemoryRows
+from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.flat import flat_state
+from trainer_core.engine.step import Step
+from trainer_core.line.checkpoints import discard_partial
+from trainer_core.line.config import parse_run
+from trainer_core.line.ledger import Ledger
+from trainer_core.line.paths import LinePaths
+from trainer_core.models.registry import build
+from trainer_core.telemetry.heartbeat import Heartbeat
+from trainer_core.train.control import Control
+from trainer_core.train.loop import Loop, Parts
+from trainer_core.train.progress import START, Progress
+from trainer_core.train.resume import check_resume, find_resume_point, load_tensors
+from trainer_core.train.saving import Saver
+
+torch.set_num_threads(1)
+
+
+def run_json(**changes) -> dict:
+    """16 rows of 16 tokens a cycle, 4 rows an update: 4 updates a cycle; the schedule ends after 3 cycles."""
+    value = {
+        "model": {
+            "name": "llama-nano-cpu",
+            "family": "llama",
+            "vocab_size": 64,
+            "config": {"layers": 1, "width": 16, "heads": 2, "ffn": 32},
+        },
+        "data": "/memory",
+        "schedule": [
+            {"from": 0, "to": 128, "kind": "warmup"},
+            {"from": 128, "to": 512, "kind": "constant"},
+            {"from": 512, "to": 768, "kind": "decay"},
+        ],
+        "tokens_per_update": 64,
+        "optimizer": {
+            "peak_lr": 0.01,
+            "min_lr": 0.001,
+            "betas": [0.9, 0.95],
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "clip": 1.0,
+        },
+        "lengths": [{"length": 16, "rows": 3}],
+        "seed": 0,
+        "validation": {"every_updates": 3, "rows_per_stratum": 2},
+        "checkpoints": {"every_updates": 2, "keep_last": 2},
+        "print_every": 1,
+    }
+    return {**value, **changes}
+
+
+class Rig:
+    """A line directory and everything to train it in this process."""
+
+    def __init__(self, root, **changes) -> None:
+        self.paths = LinePaths(root)
+        root.mkdir(parents=True, exist_ok=True)
+        self.changes = changes
+        self.rows = MemoryRows()
+        self.lines: list[str] = []
+        self.attempt = 0
+        self.control: Control | None = None
+
+    def loop(self, *, wait: bool = True) -> Loop:
+        """A fresh trainer at the newest checkpoint, as a new process would make it."""
+        self.attempt += 1
+        config = parse_run(run_json(**self.changes), self.paths.run_json)
+        discard_partial(self.paths)
+        point = find_resume_point(self.paths)
+        model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
+        self.state = flat_state(model)
+        step = Step(model_loss=model.loss, state=self.state, backend=EagerBackend())
+        progress = START
+        if point is not None:
+            check_resume(
+                point,
+                config,
+                self.paths,
+                layout_digest=self.state.layout.digest,
+                data_identity=self.rows.identity(),
+            )
+            load_tensors(point.info.path, self.state.state_tensors())
+            self.state.load_scalars(point.state["scalars"])
+            progress = Progress.from_dict(point.state)
+        ledger = Ledger(self.paths.metrics, attempt=self.attempt)
+        self.control = Control(self.paths, parent=None)
+        parts = Parts(
+            paths=self.paths,
+            config=config,
+            rows=self.rows,
+            step=step,
+            saver=Saver(self.paths, config, self.state, ledger, data_identity=self.rows.identity()),
+            ledger=ledger,
+            heartbeat=Heartbeat(self.paths.heartbeat),
+            control=self.control,
+            attempt=self.attempt,
+            wait_for_data=wait,
+            say=self.lines.append,
+        )
+        loop = Loop(parts, progress, skipped_run=int(self.state.scalars()["skipped_run"]))
+        if point is not None:
+            loop.check_position(point.state["position"])
+        return loop
+
+
+@pytest.fixture
+def rig(tmp_path):
+    """Makes rigs in directories of their own."""
+
+    def make(name: str = "line", **changes) -> Rig:
+        return Rig(tmp_path / name, **changes)
+
+    return make
