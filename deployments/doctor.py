@@ -143,7 +143,7 @@ def _host() -> list[Check]:
 def _server() -> list[Check]:
     from deployments.api import Api
     from deployments.home import Home, checkout, read_record
-    from deployments.profile import profile_state
+    from deployments.prefect_profile import profile_state
 
     checks = [Check(name="checkout", state="ok", detail=str(checkout()))]
     record = read_record(Home.default())
@@ -165,7 +165,7 @@ def _server() -> list[Check]:
 
 
 def _plugin() -> Check:
-    from deployments.profile import NAME, profiles_path, read_profiles
+    from deployments.prefect_profile import NAME, profiles_path, read_profiles
 
     declared = {entry.name for entry in metadata.entry_points(group="prefect.plugins")}
     profiles = read_profiles(profiles_path())

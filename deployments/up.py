@@ -15,7 +15,7 @@ from types import FrameType
 
 from deployments.api import Api
 from deployments.home import Home, ServerRecord, checkout, read_record, write_record
-from deployments.profile import ProfileResult, write_profile
+from deployments.prefect_profile import ProfileResult, write_profile
 from deployments.server import start_server, wait_healthy
 from deployments.workers import POOLS, deploy_all, start_workers, wait_online
 from trainer_core.errors import Refused

@@ -1,0 +1,46 @@
+# make quickstart   a line trains end to end through Prefect, on sample text (about 5 minutes after installation)
+# make test         lint, types and tests
+# make down         ends the server and the workers that quickstart started
+# make format       puts the sources into the project's format
+# make crash        the long kill-and-resume suite
+#
+# VENV=DIR uses another virtual environment, PYTHON=python3.12 another interpreter for a new one.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -rs -m "not gpu"
+
+.PHONY: quickstart test down format crash
+.DELETE_ON_ERROR:
+
+quickstart: $(VENV)/.nstrain
+	$(BIN)/python examples/quickstart/run.py
+
+test: $(VENV)/.nstrain-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST)
+
+down: $(VENV)/.nstrain
+	$(BIN)/nstrain down
+
+format: $(VENV)/.nstrain-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+crash: $(VENV)/.nstrain-dev
+	NSTRAIN_CRASH_ALL=1 $(PYTEST) tests/crash
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are remade when the wanted packages change.
+$(VENV)/.nstrain: pyproject.toml constraints.txt deployments/bootstrap.py | $(BIN)/python
+	$(BIN)/python -m deployments.bootstrap
+	@touch $@
+
+$(VENV)/.nstrain-dev: pyproject.toml constraints.txt deployments/bootstrap.py | $(BIN)/python
+	$(BIN)/python -m deployments.bootstrap --extra dev
+	@touch $@ $(VENV)/.nstrain
