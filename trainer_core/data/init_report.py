@@ -78,7 +78,7 @@ class InitReport:
             cycles = source["tokens"] / max(1.0, source["share"] * self.line.cycle_tokens)
             lines.append(
                 f"  {name}: share {source['share']:.4f}, about {source['tokens']:,} tokens in "
-                f"{source['files']} files ({source['ignored']} ignored), enough for {cycles:,.0f} cycles"
+                f"{source['files']} files ({source['ignored']} ignored), enough for {cycles:,.1f} cycles"
             )
             total = max(1, source["tokens"])
             strata = ", ".join(f"{key} {tokens / total:.1%}" for key, tokens in source["strata"].items())

@@ -77,10 +77,8 @@ class Pinning:
             files=files,
             ignored=listing.ignored,
             strata=tuple(
-                Stratum(
-                    name=stratum, tokens=max(1, measured.strata[stratum].estimate(_bytes(strata[stratum])))
-                )
-                for stratum in sorted(strata)
+                Stratum(name=stratum, tokens=max(1, entry.estimate(_bytes(strata[stratum]))))
+                for stratum, entry in sorted(measured.strata.items())
             ),
         )
         return spec, measured
