@@ -1,0 +1,92 @@
+"""Causal attention equals its twin in values and gradients, is exactly causal, and is a sound custom op."""
+
+import pytest
+import torch
+
+from trainer_core.kernels.attention import block_causal, causal_attention, op
+from trainer_core.kernels.attention.reference import causal_attention_reference
+
+B = block_causal.BLOCK
+LENGTHS = [1, 2, B - 1, B, B + 1, 2 * B, 3 * B + 17]
+
+
+def _inputs(T: int, dtype: torch.dtype, H: int = 3, d: int = 8) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(T)
+    return [torch.randn(2, H, T, d, generator=g).to(dtype).requires_grad_() for _ in range(4)]
+
+
+def _gradients(fn, q, k, v, grad):
+    out = fn(q, k, v)
+    return out, torch.autograd.grad(out, (q, k, v), grad.detach())
+
+
+@pytest.mark.parametrize("save_up_to", [0, 10_000], ids=["recompute", "saved"])
+@pytest.mark.parametrize("T", LENGTHS)
+def test_equals_the_twin(T: int, save_up_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "SAVE_UP_TO", save_up_to)
+    for dtype, bar in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+        q, k, v, grad = _inputs(T, dtype)
+        out, grads = _gradients(causal_attention, q, k, v, grad)
+        twin, twin_grads = _gradients(causal_attention_reference, q, k, v, grad)
+        torch.testing.assert_close(out, twin, atol=bar, rtol=bar)
+        for got, expected in zip(grads, twin_grads, strict=True):
+            torch.testing.assert_close(got, expected, atol=bar, rtol=bar)
+
+
+@pytest.mark.parametrize("T", [1, 5])
+def test_gradcheck(T: int) -> None:
+    q, k, v, _ = _inputs(T, torch.float64, H=1, d=4)
+    assert torch.autograd.gradcheck(causal_attention, (q, k, v))
+
+
+def test_gradcheck_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_causal, "BLOCK", 3)
+    q, k, v, _ = _inputs(7, torch.float64, H=1, d=2)
+    assert torch.autograd.gradcheck(causal_attention, (q, k, v))
+    monkeypatch.setattr(op, "SAVE_UP_TO", 0)
+    assert torch.autograd.gradcheck(causal_attention, (q, k, v))
+
+
+@pytest.mark.parametrize("cut", [1, 100, B, B + 40])
+def test_later_tokens_change_no_bit_of_earlier_outputs(cut: int) -> None:
+    q, k, v, other = (x.detach() for x in _inputs(2 * B + 9, torch.float32))
+    before = causal_attention(q, k, v)
+    changed = [torch.cat([x[:, :, :cut], 100 * other[:, :, cut:]], 2) for x in (q, k, v)]
+    after = causal_attention(*changed)
+    assert torch.equal(before[:, :, :cut], after[:, :, :cut])
+    assert not torch.equal(before[:, :, cut:], after[:, :, cut:])
+
+
+def test_large_scores_stay_finite() -> None:
+    q, k, v, grad = _inputs(B + 3, torch.float32)
+    big_q, big_k = (q.detach() * 1e3).requires_grad_(), (k.detach() * 1e3).requires_grad_()
+    out, grads = _gradients(causal_attention, big_q, big_k, v, grad)
+    assert out.isfinite().all() and all(g.isfinite().all() for g in grads)
+
+
+def test_repeats_bit_for_bit() -> None:
+    q, k, v, grad = _inputs(B + 5, torch.float32)
+    first, second = (_gradients(causal_attention, q, k, v, grad) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+
+
+def test_strided_inputs_equal_contiguous_ones() -> None:
+    x = torch.randn(2, 40, 3, 8)
+    strided = x.transpose(1, 2)
+    assert torch.equal(
+        causal_attention(strided, strided, strided),
+        causal_attention(*[strided.contiguous()] * 3),
+    )
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_opcheck(save: bool) -> None:
+    q, k, v = (torch.randn(2, 150, 4, requires_grad=True) for _ in range(3))
+    torch.library.opcheck(op._attention, (q, k, v, save))
+
+
+def test_meta_sees_the_saved_probabilities() -> None:
+    q, k, v = (torch.empty(6, 200, 4, device="meta") for _ in range(3))
+    assert op._attention(q, k, v, True)[2].numel() == 6 * (128 * 128 + 72 * 200)
+    assert op._attention(q, k, v, False)[2].numel() == 0

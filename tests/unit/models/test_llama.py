@@ -1,0 +1,153 @@
+"""The Llama family: initial values by name, causality, gradients, recomputation, groups and FLOPs."""
+
+import math
+
+import pytest
+import torch
+
+from trainer_core.models.llama import Llama
+from trainer_core.models.registry import build
+
+CONFIG = {"layers": 2, "width": 32, "heads": 2, "ffn": 48, "rope_max_seq_len": 300}
+
+
+def _model(seed: int = 0, vocab: int = 50, dtype: torch.dtype = torch.float32, **config: int) -> Llama:
+    model = build("llama", CONFIG | config, vocab, seed, dtype)
+    assert isinstance(model, Llama)
+    return model
+
+
+def _ids(T: int, rows: int = 3, vocab: int = 50) -> torch.Tensor:
+    return torch.randint(vocab, (rows, T + 1), generator=torch.Generator().manual_seed(T))
+
+
+def _gradients(model: Llama, ids: torch.Tensor, ac: str) -> list[torch.Tensor]:
+    total, _ = model.loss(ids[:, :-1], ids[:, 1:], ac)
+    return list(torch.autograd.grad(total, list(model.parameters())))
+
+
+def test_parameter_names() -> None:
+    names = {name for name, _ in _model(layers=1).named_parameters()}
+    assert names == {
+        "embedding.weight",
+        "norm.weight",
+        "blocks.0.attention_norm.weight",
+        "blocks.0.ffn_norm.weight",
+        *(f"blocks.0.attention.{p}_proj.weight" for p in ("q", "k", "v", "out")),
+        *(f"blocks.0.ffn.{p}_proj.weight" for p in ("gate", "up", "down")),
+    }
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    torch.manual_seed(1)
+    first = dict(_model(seed=7).named_parameters())
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    deeper = dict(_model(seed=7, layers=3).named_parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    plain = "blocks.1.attention.q_proj.weight"
+    assert torch.equal(first[plain], deeper[plain])
+    assert not torch.equal(first[plain], first["blocks.0.attention.q_proj.weight"])
+    assert not torch.equal(first[plain], dict(_model(seed=8).named_parameters())[plain])
+    wide = dict(_model(seed=7, dtype=torch.float64).named_parameters())
+    assert torch.equal(wide[plain].float(), first[plain])
+
+
+def test_initial_spread() -> None:
+    model = _model(vocab=2_000)
+    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    for name, param in model.named_parameters():
+        if name.endswith(("out_proj.weight", "down_proj.weight")):
+            assert param.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.1), name
+        elif param.ndim == 1:
+            assert torch.equal(param, torch.ones_like(param))
+
+
+def test_first_loss_is_that_of_a_uniform_guess() -> None:
+    ids = _ids(40)
+    total, count = _model().loss(ids[:, :-1], ids[:, 1:])
+    assert int(count) == 120
+    assert (total / count).item() == pytest.approx(math.log(50), abs=0.05)
+
+
+@pytest.mark.parametrize("T", [1, 127, 128, 129, 260])
+def test_loss_is_the_cross_entropy_of_the_logits(T: int) -> None:
+    model, ids = _model(dtype=torch.float64), _ids(T)
+    targets = ids[:, 1:].clone()
+    targets[1] = -100
+    total, count = model.loss(ids[:, :-1], targets)
+    logits = model.logits(ids[:, :-1]).flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+    torch.testing.assert_close(total, expected, atol=0, rtol=1e-12)
+    assert int(count) == 2 * T
+
+
+def test_no_token_sees_its_future() -> None:
+    model, ids = _model(), _ids(200)[:, :-1]
+    changed = ids.clone()
+    changed[:, 150:] = (changed[:, 150:] + 1) % 50
+    before, after = model.logits(ids), model.logits(changed)
+    assert torch.equal(before[:, :150], after[:, :150])
+    assert not torch.equal(before[:, 150:], after[:, 150:])
+
+
+def test_recomputation_gives_bit_identical_gradients() -> None:
+    model, ids = _model(), _ids(140)
+    kept = _gradients(model, ids, "none")
+    for again in (_gradients(model, ids, "none"), _gradients(model, ids, "full")):
+        assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+    with pytest.raises(AssertionError, match="half"):
+        model.loss(ids[:, :-1], ids[:, 1:], "half")
+
+
+def test_every_parameter_learns_at_the_start() -> None:
+    model = _model()
+    for (name, _), grad in zip(model.named_parameters(), _gradients(model, _ids(50), "none"), strict=True):
+        assert grad.isfinite().all() and grad.any(), name
+
+
+def test_gradients_equal_finite_differences() -> None:
+    model, ids = _model(dtype=torch.float64), _ids(9)
+    grads = dict(zip(dict(model.named_parameters()), _gradients(model, ids, "none"), strict=True))
+    g = torch.Generator().manual_seed(0)
+    for name, param in model.named_parameters():
+        direction = torch.randn(param.shape, generator=g, dtype=torch.float64)
+        losses = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                param.add_(direction, alpha=sign * 1e-5)
+                losses.append(float(model.loss(ids[:, :-1], ids[:, 1:])[0]))
+                param.add_(direction, alpha=-sign * 1e-5)
+        slope = (losses[0] - losses[1]) / 2e-5
+        assert slope == pytest.approx(float((grads[name] * direction).sum()), rel=1e-5, abs=1e-6), name
+
+
+def test_rows_longer_than_the_tables_are_our_bug() -> None:
+    with pytest.raises(AssertionError, match="301"):
+        _model().logits(_ids(301)[:, :-1])
+
+
+def test_groups_cover_every_parameter_and_spare_the_norms() -> None:
+    model = _model()
+    groups = {group.name: group for group in model.param_groups()}
+    names = [name for group in groups.values() for name, _ in group.params]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert {name: group.decay for name, group in groups.items()} == {
+        "embed": True,
+        "proj": True,
+        "norm": False,
+    }
+    assert [name for name, _ in groups["embed"].params] == ["embedding.weight"]
+    assert all(name.endswith("norm.weight") for name, _ in groups["norm"].params)
+    assert model.layer_label("blocks.1.ffn.up_proj.weight") == "layer01"
+    assert model.layer_label("embedding.weight") == "embedding"
+    assert model.layer_label("norm.weight") == "norm"
+
+
+def test_flops_count_the_head_and_half_of_attention() -> None:
+    layer = 4 * 32 * 32 + 3 * 32 * 48
+    assert _model().flops_per_token(100) == 6 * (2 * layer + 50 * 32) + 6 * 2 * 32 * 100
+
+
+def test_probe_is_empty() -> None:
+    assert _model().probe() == {}

@@ -1,0 +1,58 @@
+"""Presets: exact counts, torch-free, buildable, with complete training settings."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from trainer_core.models.presets import PRESETS
+from trainer_core.models.registry import build
+
+COUNTS = {"llama-20m": 20_403_520, "llama-50m": 48_507_392, "llama-90m": 91_605_120}
+SETTINGS = {
+    "row_length",
+    "tokens_per_update",
+    "warmup_tokens",
+    "peak_lr",
+    "min_lr_ratio",
+    "betas",
+    "eps",
+    "weight_decay",
+    "clip",
+    "rows",
+    "ac",
+    "validation_every",
+    "checkpoint_every",
+}
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_published_counts_at_32000(name: str, count: int) -> None:
+    preset = PRESETS[name]
+    assert preset.vocab_size == 32_000
+    with torch.device("meta"):
+        model = build(name, None, preset.vocab_size, 0)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_training_settings_are_complete_and_fit_the_model(name: str) -> None:
+    preset = PRESETS[name]
+    training = preset.training
+    assert training.keys() == SETTINGS
+    assert training["tokens_per_update"] % training["row_length"] == 0
+    assert training["row_length"] <= preset.config["rope_max_seq_len"]
+    assert training["rows"] * training["row_length"] <= training["tokens_per_update"]
+    for key in ("row_length", "tokens_per_update", "warmup_tokens", "rows", "validation_every"):
+        assert isinstance(training[key], int)
+
+
+def test_reading_the_presets_imports_no_torch() -> None:
+    code = "import sys; from trainer_core.models import presets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_presets_cannot_be_changed_by_accident() -> None:
+    with pytest.raises(TypeError):
+        PRESETS["llama-cpu"].config["width"] = 1  # type: ignore[index]
