@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,6 @@ class CyclePreparer:
         self.paths = DataPaths(Path(work))
         self.line = load_data_line(self.paths.root)
         self.files = OpenFiles(self.paths.root, self.line)
-        self._per_byte = {
-            (spec.name, stratum.name): stratum.tokens
-            / max(1, sum(file.size for file in spec.stratum_files(stratum.name)))
-            for spec in self.line.sources
-            for stratum in spec.strata
-        }
 
     def has_manifest(self, cycle: int) -> bool:
         """Whether the cycle is planned for good."""
@@ -161,7 +156,21 @@ class CyclePreparer:
 
     def _estimate(self, source: str, path: str) -> int:
         file = self.files.pinned(source, path)
-        return round(file.size * self._per_byte.get((source, file.stratum), 0.0))
+        return round(file.size * self._per_byte[source, file.stratum])
+
+    @cached_property
+    def _per_byte(self) -> dict[tuple[str, str], float]:
+        """Estimated tokens per byte by source and stratum."""
+        sizes: dict[tuple[str, str], int] = {}
+        for spec in self.line.sources:
+            for file in spec.files:
+                key = (spec.name, file.stratum)
+                sizes[key] = sizes.get(key, 0) + file.size
+        return {
+            (spec.name, stratum.name): stratum.tokens / max(1, sizes[spec.name, stratum.name])
+            for spec in self.line.sources
+            for stratum in spec.strata
+        }
 
     def _fetch(self, cycle: int, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
         problems: list[str] = []
@@ -234,6 +243,8 @@ class CyclePreparer:
                 self.files.forget(source, path)
         for leftover in self.paths.cycles.glob("*.deleted"):
             shutil.rmtree(leftover, ignore_errors=True)
+        for temporary in (*self.paths.manifests.glob(".*.tmp"), *self.paths.root.glob(".state.json.*.tmp")):
+            temporary.unlink(missing_ok=True)
 
     def _used_up(self, state: PlanState, source: str, path: str) -> bool:
         progress = state.sources.get(source)

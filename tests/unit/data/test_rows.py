@@ -1,0 +1,128 @@
+"""Rows for the training loop: pure, complete, in the planned order, and refused when that is not so."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tools.tiny_data import ROW_LENGTH, disk_line
+from trainer_core.data.manifest import read_manifest, write_manifest
+from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.rows import DataLineRows, Position, RowSource
+from trainer_core.data.shards import read_shard
+from trainer_core.errors import Refused
+from trainer_core.line.paths import DataPaths
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data line with cycles 0 to 2 published; tests must not change it."""
+    work = disk_line(tmp_path_factory.mktemp("rows"), segments=3)
+    preparer = CyclePreparer(work)
+    for cycle in range(3):
+        preparer.tokenize(cycle)
+    return work
+
+
+def at(cycle: int, row: int) -> Position:
+    return Position(cycle=cycle, part=0, row=row)
+
+
+def test_a_data_line_is_a_row_source(line: Path) -> None:
+    source: RowSource = DataLineRows(line)
+    assert [source.ready(cycle) for cycle in range(4)] == [True, True, True, False]
+    (part,) = source.parts(1)
+    manifest = read_manifest(DataPaths(line).manifest(1))
+    assert (part.row_length, part.num_rows, part.updates, part.start_token) == (16, 120, 15, 1920)
+    assert part.manifest_sha256 == manifest.sha256
+    assert part.order_digest == manifest.parts[0]["order_digest"]
+    source.close()
+
+
+def test_every_token_of_every_shard_is_a_target_once_in_four_ways_of_reading(line: Path) -> None:
+    for cycle in range(3):
+        expected = []
+        for records in read_manifest(DataPaths(line).manifest(cycle)).shards():
+            for record in records:
+                tokens = read_shard(DataPaths(line).cycle(cycle) / record["path"]).tokens.astype(np.int64)
+                expected += [tuple(tokens[i : i + 17]) for i in range(0, len(tokens) - 1, ROW_LENGTH)]
+        whole = DataLineRows(line).rows(at(cycle, 0), 120)
+        assert whole.ids.dtype == np.int64 and whole.ids.shape == (120, ROW_LENGTH + 1)
+        assert sorted(map(tuple, whole.ids)) == sorted(expected)
+        for size in (1, 8, 50, 119):
+            source = DataLineRows(line)
+            pieces = [source.rows(at(cycle, r), min(size, 120 - r)).ids for r in range(0, 120, size)]
+            assert np.array_equal(np.concatenate(pieces), whole.ids)
+
+
+def test_a_start_at_any_row_gives_the_same_remaining_rows(line: Path) -> None:
+    whole = DataLineRows(line).rows(at(2, 0), 120).ids
+    for row in range(120):
+        assert np.array_equal(DataLineRows(line).rows(at(2, row), 120 - row).ids, whole[row:])
+
+
+def test_each_update_holds_each_source_within_two_rows_and_says_so(line: Path) -> None:
+    source = DataLineRows(line)
+    total: dict[str, int] = {}
+    for cycle in range(3):
+        for row in range(0, 120, 8):
+            batch = source.rows(at(cycle, row), 8)
+            assert sum(batch.source_rows.values()) == 8
+            assert abs(batch.source_rows["code"] - 8 * 2 / 3) < 2
+            for name, count in batch.source_rows.items():
+                total[name] = total.get(name, 0) + count
+    assert total == {"code": 240, "prose": 120}
+
+
+def test_sample_digests_name_the_rows(line: Path) -> None:
+    one, two = DataLineRows(line), DataLineRows(line)
+    digests = [one.rows(at(c, r), 8).samples for c in range(3) for r in range(0, 120, 8)]
+    assert len(set(digests)) == len(digests)
+    assert digests[5] == two.rows(at(0, 40), 8).samples
+    assert one.rows(at(0, 0), 7).samples != digests[0]
+
+
+def test_windows_are_shuffled_within_a_segment(line: Path) -> None:
+    order = read_manifest(DataPaths(line).manifest(0)).order(0)
+    first = order.windows[: order.bounds[1]][order.sequence[: order.bounds[1]] == 0]
+    assert sorted(first.tolist()) == list(range(len(first)))
+    assert first.tolist() != list(range(len(first)))
+
+
+def test_reading_past_a_part_is_our_own_error(line: Path) -> None:
+    with pytest.raises(AssertionError):
+        DataLineRows(line).rows(at(0, 119), 2)
+
+
+def test_another_order_than_the_recorded_one_is_refused(line: Path, tmp_path: Path) -> None:
+    work = tmp_path / "copy"
+    shutil.copytree(line, work)
+    path = DataPaths(work).manifest(0)
+    value = dict(read_manifest(path).value)
+    write_manifest(path, {**value, "seed": value["seed"] + 1})
+    with pytest.raises(Refused, match="row order"):
+        DataLineRows(work).parts(0)
+
+
+def test_a_shard_of_another_size_is_refused(line: Path, tmp_path: Path) -> None:
+    work = tmp_path / "copy"
+    shutil.copytree(line, work)
+    records = read_manifest(DataPaths(work).manifest(0)).shards()
+    a, b = (DataPaths(work).cycle(0) / record["path"] for record in records[0])
+    shutil.copy(a, b)
+    with pytest.raises(Refused, match="its manifest says"):
+        DataLineRows(work).rows(at(0, 0), 1)
+
+
+def test_a_cycle_without_one_shard_is_not_ready(line: Path, tmp_path: Path) -> None:
+    work = tmp_path / "copy"
+    shutil.copytree(line, work)
+    record = read_manifest(DataPaths(work).manifest(1)).shards()[-1][-1]
+    (DataPaths(work).cycle(1) / record["path"]).unlink()
+    assert not DataLineRows(work).ready(1)
+    assert not CyclePreparer(work).published(1)
+    CyclePreparer(work).tokenize(1)
+    assert np.array_equal(
+        DataLineRows(work).rows(at(1, 0), 120).ids, DataLineRows(line).rows(at(1, 0), 120).ids
+    )

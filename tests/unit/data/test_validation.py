@@ -1,0 +1,131 @@
+"""Held-out rows are real held-out text, pinned, and weighted by what is there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tools.tiny_data import disk_line
+from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.rows import DataLineRows
+from trainer_core.data.shards import read_shard, write_shard
+from trainer_core.data.validation import (
+    cut_rows,
+    load_rows,
+    make_heldout,
+    pack_rows,
+    rows_digests,
+    stream_path,
+)
+from trainer_core.errors import Refused
+from trainer_core.line.paths import DataPaths
+
+
+def test_rows_are_held_out_text_that_no_cycle_holds(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, heldout=0.3)
+    record = make_heldout(work)
+    assert all(entry["documents"] > 0 for strata in record["sources"].values() for entry in strata.values())
+    cut_rows(work, 16, 4)
+    preparer = CyclePreparer(work)
+    for cycle in range(3):
+        preparer.tokenize(cycle)
+    trained = set()
+    for shard in DataPaths(work).cycles.rglob("*.safetensors"):
+        tokens = read_shard(shard).tokens.tolist()
+        trained |= {tuple(tokens[i : i + 17]) for i in range(len(tokens) - 16)}
+    rows = load_rows(work, 16)
+    for strata in rows.sources.values():
+        assert sum(stratum.share for stratum in strata) == pytest.approx(1)
+        for stratum in strata:
+            assert stratum.ids.shape == (4, 17) and stratum.ids.dtype == np.int64
+            assert np.array_equal(stratum.ids[:-1, -1], stratum.ids[1:, 0]), "stride L"
+            # Texts begin with a unique number, so a whole row of one occurs nowhere else.
+            assert not any(tuple(row.tolist()) in trained for row in stratum.ids)
+    assert rows.recipe == {"code": 2 / 3, "prose": 1 / 3}
+
+
+def test_everything_is_pinned_and_repeated_calls_change_nothing(tmp_path: Path) -> None:
+    work, other = disk_line(tmp_path / "a"), disk_line(tmp_path / "b")
+    for root in (work, other):
+        make_heldout(root)
+        cut_rows(root, 16, 3)
+    first = load_rows(work, 16)
+    before = {p: p.read_bytes() for p in DataPaths(work).heldout.rglob("*") if p.is_file()}
+    make_heldout(work)
+    cut_rows(work, 16, 3)
+    assert before == {p: p.read_bytes() for p in DataPaths(work).heldout.rglob("*") if p.is_file()}
+    assert first.sha256 == load_rows(other, 16).sha256 == rows_digests(work)["16"]
+    assert DataLineRows(work).validation(16).sha256 == first.sha256
+    assert DataLineRows(work).identity()["heldout"] == {"16": first.sha256}
+    with pytest.raises(Refused, match="3 rows per stratum are pinned, 5 were asked for"):
+        cut_rows(work, 16, 5)
+
+
+def test_changed_streams_are_refused(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    make_heldout(work)
+    cut_rows(work, 16, 3)
+    path = stream_path(DataPaths(work), "code", "t0")
+    shard = read_shard(path)
+    tokens = shard.tokens.copy()
+    tokens[3] += 1
+    write_shard(path, tokens, shard.doc_ends.copy())
+    with pytest.raises(Refused, match="is pinned"):
+        load_rows(work, 16)
+
+
+def test_rows_need_held_out_text_and_a_cut(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    with pytest.raises(Refused, match="nstrain data val"):
+        cut_rows(work, 16, 3)
+    with pytest.raises(Refused, match="no validation rows of 16 tokens"):
+        load_rows(work, 16)
+
+
+def test_a_stratum_without_a_row_gives_its_weight_to_the_others(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, shares={"code": 1})
+    make_heldout(work)
+    paths = DataPaths(work)
+    small = read_shard(stream_path(paths, "code", "t0"))
+    first = int(small.doc_ends[0])
+    tokens = small.tokens[:first].copy()
+    shutil.rmtree(paths.heldout / "code" / "t0", ignore_errors=True)
+    write_shard(stream_path(paths, "code", "t0"), tokens, np.array([first], dtype=np.uint64))
+    record = cut_rows(work, 128, 2)
+    by_name = {entry["stratum"]: entry for entry in record["sources"]["code"]}
+    assert (by_name["t0"]["rows"], by_name["t0"]["share"]) == (0, 0.0)
+    assert (by_name["t1"]["rows"], by_name["t1"]["share"]) == (2, 1.0)
+    assert any("stratum t0" in note and "other strata carry its weight" in note for note in record["notes"])
+    assert [stratum.name for stratum in load_rows(work, 128).sources["code"]] == ["t1"]
+
+
+def test_a_source_without_any_row_is_refused_by_name(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, heldout=0.0)
+    make_heldout(work)
+    with pytest.raises(Refused) as caught:
+        cut_rows(work, 16, 3)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["source code", "source prose"]
+
+
+def test_streams_are_bounded(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, heldout=0.5)
+    record = make_heldout(work, tokens_per_stratum=200)
+    for strata in record["sources"].values():
+        for entry in strata.values():
+            assert 200 <= entry["tokens"] < 200 + 80
+            assert entry["files"] < 4
+    assert json.loads((DataPaths(work).heldout / "heldout.json").read_text()) == record
+
+
+def test_long_documents_come_first_in_long_rows(tmp_path: Path) -> None:
+    lengths = [3, 20, 4, 30, 5, 9]
+    tokens = np.concatenate([np.full(n, i, dtype=np.uint16) for i, n in enumerate(lengths)])
+    write_shard(tmp_path / "s", tokens, np.cumsum(lengths).astype(np.uint64))
+    shard = read_shard(tmp_path / "s")
+    stream = [1] * 20 + [3] * 30 + [5] * 9 + [0] * 3 + [2] * 4 + [4] * 5
+    assert pack_rows(shard, 16, 9).tolist() == [stream[i * 16 : i * 16 + 17] for i in range(4)]
+    assert pack_rows(shard, 16, 1).tolist() == [stream[:17]]
+    assert pack_rows(shard, 70, 5).tolist() == [(tokens.tolist())[:71]] or len(pack_rows(shard, 70, 5)) == 1
+    assert len(pack_rows(shard, 71, 5)) == 0
