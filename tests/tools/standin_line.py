@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.tools.real_line import CYCLE_TOKENS, UPDATE_TOKENS, make_real_line
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.spawn import Launch
@@ -48,3 +49,16 @@ def make_line(
     write_json(root / "run.json", run)
     write_json(root / "standin.json", script)
     return LinePaths(root)
+
+
+UPDATES_PER_CYCLE = CYCLE_TOKENS // UPDATE_TOKENS
+
+
+def make_line_with_data(
+    root: Path, *, cycles: int = 3, settings: tuple[str, ...] = (), **script: Any
+) -> LinePaths:
+    """A real data line and a line on it whose trainer is the stand-in: `cycles` cycles of 8 updates."""
+    paths = make_real_line(root, cycles=cycles, settings=settings)
+    shape = {"updates_per_cycle": UPDATES_PER_CYCLE, "tokens_per_update": UPDATE_TOKENS, "cycles": cycles}
+    write_json(paths.root / "standin.json", {**shape, "data": str(root / "data"), **script})
+    return paths

@@ -4,6 +4,7 @@ Usage: standin_trainer.py --line RUN [--cycles N] --lock-fd N --lease-fd N --att
 
 What it does is written in RUN/standin.json:
   updates_per_cycle  updates of a cycle (default 10)
+  tokens_per_update  tokens of an update (default 100)
   cycles             cycles of its schedule; 0 for an open one (default 0)
   seconds            seconds of an update (default 0.01)
   checkpoint_every   updates between rolling checkpoints (default 4)
@@ -25,14 +26,12 @@ from typing import Any
 
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.events import record_event
-from trainer_core.line.files import write_json
+from trainer_core.line.files import read_json, write_json
 from trainer_core.line.identity import boot_id
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.line.stop import clear_stop, read_stop
-
-TOKENS_PER_UPDATE = 100
 
 
 class Standin:
@@ -62,6 +61,7 @@ class Standin:
             cycle_end = self.update % self.per_cycle == 0
             self.beat("training")
             row = {"tokens": self.tokens, "cycle": (self.update - 1) // self.per_cycle, "time": time.time()}
+            row["seconds"] = {"train": float(self.script.get("seconds", 0.01))}
             self.ledger.append("update", self.update, {**row, "train/loss": 3.0 + 1.0 / self.update})
             if cycle_end or self.update % int(self.script.get("checkpoint_every", 4)) == 0:
                 self.checkpoint("cycle-end" if cycle_end else None)
@@ -82,7 +82,7 @@ class Standin:
 
     @property
     def tokens(self) -> int:
-        return self.update * TOKENS_PER_UPDATE
+        return self.update * int(self.script.get("tokens_per_update", 100))
 
     def interrupted(self, cycle_end: bool) -> int | None:
         """The exit code of a stop request, a signal or a lost parent, if there is one."""
@@ -135,7 +135,7 @@ class Standin:
         part.mkdir(parents=True, exist_ok=True)
         position = {"cycle": self.update // self.per_cycle, "part": 0, "row": self.update % self.per_cycle}
         state: dict[str, Any] = {"update": self.update, "tokens": self.tokens, "position": position}
-        write_json(part / "state.json", {**state, "kept": kept})
+        write_json(part / "state.json", {**state, "kept": kept, "run": read_json(self.paths.run_json)})
         size = (part / "state.json").stat().st_size
         files = {"state.json": {"bytes": size, "digest": "", "chunks": []}}
         write_json(part / "manifest.json", {"format": "checkpoint/1", "chunk_bytes": 1, "files": files})

@@ -30,7 +30,7 @@ from trainer_core.supervise.outcome import Ending, Verdict, judge
 from trainer_core.supervise.reading import last_attempt, last_line, last_words, newest_update
 from trainer_core.supervise.record import State, SupervisorRecord, read_record, write_record
 from trainer_core.supervise.spawn import Command, Launch, note, start, trainer_command
-from trainer_core.supervise.watch import watch
+from trainer_core.supervise.watch import read_heartbeat, watch
 
 
 class Session:
@@ -91,8 +91,16 @@ class Session:
 
     def stop_because(self, outcome: Outcome, message: str) -> None:
         """Stop the line with a checkpoint for a reason of its driver, which becomes the session's outcome."""
-        self._because = (outcome, message)
-        request_stop(self.paths, by=self.by)
+        if self._because is None:
+            self._because = (outcome, message)
+            request_stop(self.paths, by=self.by)
+
+    def stage(self) -> str | None:
+        """What the running trainer last said it was doing; None while none runs or has said anything."""
+        beat, trainer = read_heartbeat(self.paths.heartbeat), self._record.trainer
+        if self.idle.is_set() or beat is None or trainer is None or beat.pid != trainer.pid:
+            return None
+        return beat.stage
 
     def abandon(self) -> None:
         """End every wait of this session; a running trainer is left to its stop request."""
@@ -148,7 +156,7 @@ class Session:
             said = last_words(self.paths, ending.returncode, since=self._record.since)
             return self._end(verdict.outcome, said or verdict.message, recorded=said is not None)
         self._delay = verdict.delay_seconds
-        self._event("restarting", f"{verdict.message}; next start in {self._delay:.0f} s")
+        self._event("backoff", f"{verdict.message}; next start in {self._delay:.0f} s")
         self._enter("backoff", verdict.message, next_start=now + self._delay)
         return verdict
 

@@ -1,13 +1,10 @@
-"""Makes the stand-in trainer importable and gives every test its own device leases."""
+"""Gives every test its own device leases."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 
 @pytest.fixture(autouse=True)

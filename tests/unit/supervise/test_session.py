@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from standin_line import make_line, standin_command
 
+from tests.tools.standin_line import make_line, standin_command
 from trainer_core.errors import OUTCOMES, Refused
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.files import read_json, read_jsonl, write_json
@@ -99,7 +99,7 @@ def test_a_killed_trainer_is_started_again_and_loses_only_unsaved_updates(tmp_pa
     rows = read_jsonl(paths.metrics)
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10]
     assert [row["update"] for row in live_rows(paths.metrics)] == list(range(1, 11))
-    assert kinds(paths) == ["launched", "restarting", "launched", "finished"]
+    assert kinds(paths) == ["launched", "backoff", "launched", "finished"]
     assert "from update 4" in paths.run_log.read_text()
 
 
@@ -409,10 +409,10 @@ _SUPERVISE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, TOOLS)
-from standin_line import standin_command
+from tests.tools.standin_line import standin_command
 from trainer_core.supervise.session import Session
 Session(Path(sys.argv[1]), cycles=1, by="test", command=standin_command).attempt()
-""".replace("TOOLS", repr(str(Path(__file__).parents[2] / "tools")))
+""".replace("ROOT", repr(str(Path(__file__).parents[3])))
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Prefect flows: thin compositions of tasks, one per deployment. Modules are import-light."""

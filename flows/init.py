@@ -1,0 +1,52 @@
+"""`init/init`: make a data line from a typed form: pin its files and tokenizer, cut its held-out streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed, State
+from pydantic import Field
+
+from flows.names import run_name
+from trainer_core.errors import OUTCOMES, NstrainError, Refused
+from trainer_core.host import load_host, resolve
+from trainer_core.schedule.tokens import TokenCount
+
+
+@flow(name="init", flow_run_name=run_name, persist_result=False)
+def init(
+    work: Annotated[str, Field(description="Folder of the new data line (absolute, or under work_root)")],
+    recipe: Annotated[str, Field(description="recipe.json with sources and shares")],
+    eos_id: Annotated[int, Field(ge=0, description="Token id that ends a document")],
+    cycle_tokens: Annotated[TokenCount, Field(description="Tokens of a cycle, e.g. 65536 or 2e9")],
+    tokenizer: Annotated[str | None, Field(description="tokenizer.json; empty: the host's default")] = None,
+) -> State[Any]:
+    """Make the data line and say what it holds."""
+    from trainer_core.data.initialize import init_data_line
+    from trainer_core.data.validation import make_heldout
+
+    try:
+        host = load_host()
+        chosen = tokenizer or host.tokenizer
+        if chosen is None:
+            raise Refused("init: no tokenizer given, and the host settings name none")
+        root = resolve(work)
+        say = get_run_logger().info
+        report = init_data_line(
+            root,
+            recipe=resolve(recipe),
+            tokenizer=resolve(chosen),
+            eos_id=eos_id,
+            cycle_tokens=cycle_tokens,
+            calibration_from=Path(host.calibration_from) if host.calibration_from else None,
+            progress=say,
+        )
+        make_heldout(root)
+        say(str(report))
+    except NstrainError as error:
+        name = OUTCOMES[error.exit_code].state_name if error.exit_code in OUTCOMES else "Failed"
+        return Failed(name=name, message=str(error))
+    return Completed(message=f"data line {root} is made; next: nstrain new RUN --data {root}")
