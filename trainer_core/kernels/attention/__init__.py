@@ -1,4 +1,4 @@
-"""Causal self-attention as one operator: twin in `reference`, block-causal path, custom op in `op`."""
+"""Causal self-attention as one operator: twin in `reference`, block-causal path, operator in `op`."""
 
 from trainer_core.kernels.attention.op import causal_attention
 

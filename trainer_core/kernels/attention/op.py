@@ -1,4 +1,4 @@
-"""Causal attention as a custom operator, so that a trace on meta tensors sees its true saved sizes.
+"""Causal attention as an operator of our own, so that a trace on meta tensors sees its true saved sizes.
 
 The operator owns shapes, autograd and what is saved; the arithmetic lives in `block_causal`.
 """
@@ -11,35 +11,36 @@ import torch
 from torch import Tensor
 
 from trainer_core.kernels.attention import block_causal
+from trainer_core.kernels.register import differentiate, operator
 
 SAVE_UP_TO = 1024
 """Longest row whose probabilities are kept for the backward pass; longer rows recompute them."""
 
 
-@torch.library.custom_op("nstrain::causal_attention", mutates_args=())
-def _attention(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return block_causal.forward(q, k, v, save)
-
-
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     N, T, _ = q.shape
     saved = N * block_causal.saved_size(T) if save else 0
     return torch.empty_like(q), q.new_empty(N, 0 if save else T), q.new_empty(saved)
 
 
-@torch.library.custom_op("nstrain::causal_attention_backward", mutates_args=())
-def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return block_causal.backward(grad, q, k, v, out, lse, saved)
+@operator("causal_attention", fake=_fake)
+def attention(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp and saved probabilities of q, k, v [N, T, d]."""
+    return block_causal.forward(q, k, v, save)
 
 
-@_attention_backward.register_fake
-def _(
+def _fake_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+@operator("causal_attention_backward", fake=_fake_backward)
+def attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v."""
+    return block_causal.backward(grad, q, k, v, out, lse, saved)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -50,15 +51,15 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
     ctx.save_for_backward(q, k, v, out, lse, saved)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return None, None, None, None
     q, k, v, out, lse, saved = ctx.saved_tensors
-    dq, dk, dv = _attention_backward(grad.contiguous(), q, k, v, out, lse, saved)
+    dq, dk, dv = attention_backward(grad.contiguous(), q, k, v, out, lse, saved)
     return dq, dk, dv, None
 
 
-_attention.register_autograd(_differentiate, setup_context=_setup)
+differentiate("causal_attention", _backward, setup=_setup)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -66,5 +67,5 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     B, H, T, d = q.shape
     flat = [x.reshape(B * H, T, d).contiguous() for x in (q, k, v)]
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    out: Tensor = _attention(*flat, needs_grad and T <= SAVE_UP_TO)[0]
+    out: Tensor = attention(*flat, needs_grad and T <= SAVE_UP_TO)[0]
     return out.view(B, H, T, d)

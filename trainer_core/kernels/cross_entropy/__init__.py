@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head without the whole logits: twin in `reference`, chunked custom op in `op`."""
+"""Cross-entropy of a linear head without the whole logits: twin in `reference`, chunked operator in `op`."""
 
 from trainer_core.kernels.cross_entropy.op import IGNORE_INDEX, linear_cross_entropy
 

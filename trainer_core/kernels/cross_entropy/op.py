@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer_core.kernels.register import differentiate, operator
+
 IGNORE_INDEX = -100
 """Target that counts neither in the loss nor in the number of targets."""
 
@@ -39,8 +41,13 @@ def _probabilities(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     return probabilities, torch.where(kept, losses, 0).sum(dtype=torch.float64), safe, kept
 
 
-@torch.library.custom_op("nstrain::linear_cross_entropy", mutates_args=())
-def _loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def _fake_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return hidden.new_empty((), dtype=_accumulated(hidden))
+
+
+@operator("linear_cross_entropy", fake=_fake_loss)
+def loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Summed loss, for evaluation."""
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[0], CHUNK):
         part = slice(start, start + CHUNK)
@@ -48,13 +55,14 @@ def _loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return total.to(_accumulated(hidden))
 
 
-@_loss.register_fake
-def _(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    return hidden.new_empty((), dtype=_accumulated(hidden))
+def _fake_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _accumulated(hidden)
+    return hidden.new_empty((), dtype=wide), torch.empty_like(hidden), torch.empty_like(weight, dtype=wide)
 
 
-@torch.library.custom_op("nstrain::linear_cross_entropy_train", mutates_args=())
-def _loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@operator("linear_cross_entropy_train", fake=_fake_gradients)
+def loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed loss and its gradients of hidden and weight, for training."""
     wide = _accumulated(hidden)
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     d_hidden = torch.empty_like(hidden)
@@ -69,12 +77,6 @@ def _loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tupl
     return total.to(wide), d_hidden, d_weight
 
 
-@_loss_and_gradients.register_fake
-def _(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _accumulated(hidden)
-    return hidden.new_empty((), dtype=wide), torch.empty_like(hidden), torch.empty_like(weight, dtype=wide)
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, d_hidden, d_weight = output
     ctx.mark_non_differentiable(d_hidden, d_weight)
@@ -83,20 +85,20 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
     ctx.save_for_backward(d_hidden, d_weight)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return None, None, None
     d_hidden, d_weight = ctx.saved_tensors
     return d_hidden * grad.to(d_hidden.dtype), (d_weight * grad).to(ctx.weight_dtype), None
 
 
-_loss_and_gradients.register_autograd(_differentiate, setup_context=_setup)
+differentiate("linear_cross_entropy_train", _backward, setup=_setup)
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Summed cross-entropy of hidden [n, d] against weight [V, d] at targets [n]; -100 is left out."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss: Tensor = _loss_and_gradients(hidden, weight, targets)[0]
+        loss: Tensor = loss_and_gradients(hidden, weight, targets)[0]
         return loss
-    plain: Tensor = _loss(hidden, weight, targets)
+    plain: Tensor = loss_alone(hidden, weight, targets)
     return plain
