@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -155,22 +154,7 @@ class CyclePreparer:
         return plan_cycle(self.line, read_consumer(self.paths.root), state, self.files.counts, self._estimate)
 
     def _estimate(self, source: str, path: str) -> int:
-        file = self.files.pinned(source, path)
-        return round(file.size * self._per_byte[source, file.stratum])
-
-    @cached_property
-    def _per_byte(self) -> dict[tuple[str, str], float]:
-        """Estimated tokens per byte by source and stratum."""
-        sizes: dict[tuple[str, str], int] = {}
-        for spec in self.line.sources:
-            for file in spec.files:
-                key = (spec.name, file.stratum)
-                sizes[key] = sizes.get(key, 0) + file.size
-        return {
-            (spec.name, stratum.name): stratum.tokens / max(1, sizes[spec.name, stratum.name])
-            for spec in self.line.sources
-            for stratum in spec.strata
-        }
+        return self.line.source(source).estimated_tokens(path)
 
     def _fetch(self, cycle: int, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
         problems: list[str] = []

@@ -163,7 +163,8 @@ def _map(path: Path, base: int, tensor: Mapping[str, Any], dtype: np.dtype[Any])
     if count == 0:
         return np.empty(0, dtype=dtype)
     offset = base + tensor["data_offsets"][0]
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+    # A plain array over the map: slicing the memmap class itself costs more than reading a short row.
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)).view(np.ndarray)
 
 
 def hash_shard(path: Path) -> str:
