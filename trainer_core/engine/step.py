@@ -19,12 +19,13 @@ from trainer_core.engine import adamw
 from trainer_core.engine.backends.protocol import GraphBackend
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.norm import norms
-
-IGNORE_INDEX = -100
-"""Target that does not count; as an input it is read as token 0."""
+from trainer_core.kernels.cross_entropy import IGNORE_INDEX
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]] | Tensor
-"""Token ids [R, L + 1], int64, on the host: each row holds its inputs and, one further, its targets."""
+"""Token ids [R, L + 1], int64, on the host: each row holds its inputs and, one further, its targets.
+
+IGNORE_INDEX as a target does not count; as an input it is read as token 0.
+"""
 
 ModelLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Inputs and targets [R, L] to the loss summed over the targets, and their number."""
@@ -132,6 +133,8 @@ class Step:
 
     def _load(self, rows: Rows) -> tuple[int, int]:
         """Copies rows into the static input of their shape."""
+        if isinstance(rows, np.ndarray) and not rows.flags.writeable:
+            rows = rows.copy()  # torch warns about read-only arrays, and a data reader may hand one out
         tensor = torch.as_tensor(rows)
         assert tensor.ndim == 2 and tensor.dtype == torch.int64, (tensor.shape, tensor.dtype)
         shape = (int(tensor.shape[0]), int(tensor.shape[1]))

@@ -92,7 +92,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ),
             _llama("llama-50m", 32_000, (10, 512, 8, 1_408)),
             _llama("llama-90m", 32_000, (14, 640, 10, 1_792)),
-            _llama("llama-cpu", 4_096, (4, 128, 4, 352), peak_lr=6e-3, **_CPU),
+            _llama("llama-cpu", 4_096, (2, 128, 4, 352), peak_lr=4e-3, **_CPU),
             _llama(
                 "llama-nano-cpu",
                 512,

@@ -38,7 +38,7 @@ def _torch_update(module, optimizer, loss: torch.Tensor, lr: float) -> float:
     loss.backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 def _engine_updates(step, peak: float) -> list[float]:
@@ -114,7 +114,7 @@ def test_gradient_and_loss_do_not_depend_on_the_split(split, dtype: torch.dtype,
     parts = [rows[a:b] for a, b in pairwise(edges)]
     result = step.update(parts, UpdateScalars(lr=1.0, weight_decay=0.0))
     assert result.num_targets == int(count) == (rows[:, 1:] != -100).sum()
-    assert result.loss == pytest.approx(float(total / count), abs=bar * 10)
+    assert result.loss == pytest.approx((total / count).item(), abs=bar * 10)
     G = torch.cat([*keep.grads])
     wanted = dict(twin.named_parameters())
     for slot in state.layout.slots:
