@@ -184,8 +184,7 @@ class Driver:
                 edges = after(Tokenize(cycle), Train(cycle - 1))
                 return cycle_tasks.train.submit(run, cycle, wait_for=edges)
             case Delete(cycle):
-                step["leaving"] = None
-                return data_tasks.delete.submit(cycle=cycle, **step, wait_for=after(Train(cycle)))
+                return data_tasks.delete.submit(run.data, cycle, wait_for=after(Train(cycle)))
             case _:
                 return None
 

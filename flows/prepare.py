@@ -52,10 +52,19 @@ def prepare_line(
                 return Completed(message=", ".join(done) or "everything is prepared already")
             action = work[0]
             tried.add(action)
-            step = {Download: data_tasks.download, Tokenize: data_tasks.tokenize, Delete: data_tasks.delete}
-            state = step[type(action)](work=data, cycle=action.cycle, command=command, return_state=True)
+            state = _do(action, data, command)
             if not state.is_completed():
                 return Failed(name=state.name, message=state.message)
             done.append(f"{type(action).__name__.lower()} of cycle {action.cycle}")
     except Refused as error:
         return Failed(name="Refused", message=str(error))
+
+
+def _do(action: Download | Tokenize | Delete, data: Path, command: data_tasks.StepCommand) -> State[Any]:
+    match action:
+        case Download(cycle):
+            return data_tasks.download(work=data, cycle=cycle, command=command, return_state=True)
+        case Tokenize(cycle):
+            return data_tasks.tokenize(work=data, cycle=cycle, command=command, return_state=True)
+        case Delete(cycle):
+            return data_tasks.delete(data, cycle, return_state=True)

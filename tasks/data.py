@@ -1,7 +1,7 @@
 """Tasks that prepare and delete cycles of a data line; every one is idempotent.
 
-A step runs in a process of its own (`tasks.data_child`). It ends as Cancelled when its run is leaving; the
-next run finds what was finished and goes on from there.
+Downloading and tokenizing run in a process of their own (`tasks.data_child`). A task ends as Cancelled
+when its run is leaving; the next run finds what was finished and goes on from there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from trainer_core.supervise.spawn import CHECKOUT, rotate
 _POLL_SECONDS = 0.2
 _TERM_SECONDS = 10.0
 _FINAL: dict[int, type[NstrainError]] = {20: Refused, 32: DiskFull, 33: DataUsedUp}
+
+RETRIES = 50
+"""Runs of a step that died, some eight hours with the waits between them."""
 
 StepCommand = Callable[[str, Path, int], Sequence[str]]
 """Makes the argument vector of a step's process; tests put a stand-in here."""
@@ -126,22 +129,36 @@ def _attempt(step: str, work: Path, cycle: int, leaving: Event | None, command: 
         return Failed(name=outcome.state_name, message=str(error))
 
 
-def _step_task(name: str, step: str, retries: int) -> Task[..., Any]:
+def _step_task(name: str) -> Task[..., Any]:
     @task(
         name=name,
         task_run_name=name + "-c{cycle}",
-        retries=retries,
+        retries=RETRIES,
         retry_delay_seconds=1,
         retry_condition_fn=worth_retrying,
         cache_policy=NO_CACHE,
         persist_result=False,
     )
     def run(work: Path, cycle: int, leaving: Event | None = None, command: StepCommand = step_command) -> Any:
-        return _attempt(step, work, cycle, leaving, command)
+        return _attempt(name, work, cycle, leaving, command)
 
     return run
 
 
-download = _step_task("download", "download", 50)
-tokenize = _step_task("tokenize", "tokenize", 50)
-delete = _step_task("delete", "delete_cycle", 2)
+download = _step_task("download")
+tokenize = _step_task("tokenize")
+
+
+@task(
+    name="delete",
+    task_run_name="delete-c{cycle}",
+    retries=2,
+    retry_delay_seconds=2,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def delete(work: Path, cycle: int) -> bool:
+    """Remove a trained cycle's shards; what fails here is found by the next run. Quick, so it runs here."""
+    from trainer_core.data.prepare import CyclePreparer
+
+    return CyclePreparer(work).delete_cycle(cycle)

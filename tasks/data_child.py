@@ -19,7 +19,7 @@ from typing import Any
 from trainer_core.errors import NstrainError
 from trainer_core.host import load_host
 
-STEPS = ("download", "tokenize", "delete_cycle")
+STEPS = ("download", "tokenize")
 _PARENT_SECONDS = 1.0
 
 

@@ -1,4 +1,4 @@
-"""The trunk flow on a real server with a stand-in trainer: restarts, stops, refusals, the run's last state."""
+"""The trunk flow on a real server with a stand-in trainer: restarts, stops, refusals, last states."""
 
 from __future__ import annotations
 
@@ -129,12 +129,14 @@ def test_three_cycles_with_a_killed_trainer(tmp_path: Path) -> None:
 
 
 def test_the_next_cycle_is_prepared_while_one_trains(tmp_path: Path) -> None:
-    paths = make_line_with_data(tmp_path, seconds=0.3)
+    second = tmp_path / "data" / "manifests" / "000001.json"
+    paths = make_line_with_data(tmp_path, hold={"update": UPDATES_PER_CYCLE - 1, "until": str(second)})
     assert final_state(paths, 2).name == "Finished"
     rows = read_jsonl(tmp_path / "data" / "cycles.jsonl")
     started = {row["cycle"]: row["time"] for row in rows if row["kind"] == "tokenize_started"}
     last = [row["time"] for row in live_rows(paths.metrics) if row["cycle"] == 0][-1]
     assert started[1] < last
+    assert second.stat().st_mtime < last, "the trainer waited for it before its last update"
     assert set(started) == {0, 1}, "no cycle beyond the asked ones is prepared"
     again = final_state(paths, 2)
     assert again.name == "Finished"
@@ -142,7 +144,7 @@ def test_the_next_cycle_is_prepared_while_one_trains(tmp_path: Path) -> None:
 
 
 def test_stop_completes_the_run_and_the_next_one_goes_on(tmp_path: Path, meanwhile: Any) -> None:
-    paths = make_line_with_data(tmp_path, seconds=0.2)
+    paths = make_line_with_data(tmp_path, prepared=3, seconds=0.2)
 
     def stop() -> None:
         until(lambda: newest_update(paths) >= 3)
@@ -162,7 +164,7 @@ def test_stop_completes_the_run_and_the_next_one_goes_on(tmp_path: Path, meanwhi
 
 
 def test_five_crashes_without_progress_are_stuck(tmp_path: Path) -> None:
-    paths = make_line_with_data(tmp_path, acts=[{"attempt": None, "update": 2, "do": 3}])
+    paths = make_line_with_data(tmp_path, prepared=3, acts=[{"attempt": None, "update": 2, "do": 3}])
     state = final_state(paths)
     assert (state.name, state.type.value) == ("Stuck", "FAILED")
     assert "failure 5" in str(state.message)
@@ -201,10 +203,8 @@ def test_data_that_cannot_be_prepared_ends_the_line_with_a_checkpoint(tmp_path: 
     assert not held(paths.lock)
 
 
-def test_a_hard_exit_of_the_trainer_is_not_confused_with_its_supervisor(
-    tmp_path: Path, meanwhile: Any
-) -> None:
-    paths = make_line_with_data(tmp_path, seconds=0.2)
+def test_a_terminated_trainer_goes_on_and_nothing_is_counted(tmp_path: Path, meanwhile: Any) -> None:
+    paths = make_line_with_data(tmp_path, prepared=3, seconds=0.2)
 
     def kill() -> None:
         until(lambda: newest_update(paths) >= 3)

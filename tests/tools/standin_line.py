@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tools.real_line import CYCLE_TOKENS, UPDATE_TOKENS, make_real_line
+from trainer_core.data.prepare import CyclePreparer
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.spawn import Launch
@@ -55,10 +56,17 @@ UPDATES_PER_CYCLE = CYCLE_TOKENS // UPDATE_TOKENS
 
 
 def make_line_with_data(
-    root: Path, *, cycles: int = 3, settings: tuple[str, ...] = (), **script: Any
+    root: Path, *, cycles: int = 3, prepared: int = 0, settings: tuple[str, ...] = (), **script: Any
 ) -> LinePaths:
-    """A real data line and a line on it whose trainer is the stand-in: `cycles` cycles of 8 updates."""
+    """A real data line and a line on it whose trainer is the stand-in: `cycles` cycles of 8 updates.
+
+    The first `prepared` cycles are tokenized already.
+    """
     paths = make_real_line(root, cycles=cycles, settings=settings)
     shape = {"updates_per_cycle": UPDATES_PER_CYCLE, "tokens_per_update": UPDATE_TOKENS, "cycles": cycles}
     write_json(paths.root / "standin.json", {**shape, "data": str(root / "data"), **script})
+    preparer = CyclePreparer(root / "data")
+    for cycle in range(prepared):
+        preparer.download(cycle)
+        preparer.tokenize(cycle)
     return paths

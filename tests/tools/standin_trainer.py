@@ -9,6 +9,7 @@ What it does is written in RUN/standin.json:
   seconds            seconds of an update (default 0.01)
   checkpoint_every   updates between rolling checkpoints (default 4)
   data               folder in which cycles/<c> must exist before cycle c is trained (default: none needed)
+  hold               {"update": U, "until": FILE}: after update U wait, at most a minute, for a file
   acts               [{"attempt": K or null for each, "update": U, "do": ACT}]: done after update U
 ACT: an exit code, "SIGKILL", "hang" (no heartbeat, obeys SIGTERM), "hang hard" (ignores SIGTERM).
 """
@@ -66,6 +67,7 @@ class Standin:
             if cycle_end or self.update % int(self.script.get("checkpoint_every", 4)) == 0:
                 self.checkpoint("cycle-end" if cycle_end else None)
             self.act(self.update)
+            self.hold()
             if (code := self.interrupted(cycle_end)) is not None:
                 self.checkpoint("cycle-end" if cycle_end else None)
                 return self.explain(code)
@@ -119,6 +121,14 @@ class Standin:
             while not self.terminated:
                 time.sleep(0.05)
             sys.exit(50)
+
+    def hold(self) -> None:
+        """Wait where the script says so, with heartbeats."""
+        hold = self.script.get("hold", {"update": -1})
+        end = time.monotonic() + 60
+        while hold["update"] == self.update and not Path(hold["until"]).exists() and time.monotonic() < end:
+            self.beat("training")
+            time.sleep(0.05)
 
     def beat(self, stage: str) -> None:
         beat = {"format": "heartbeat/1", "time": time.time(), "monotonic": time.monotonic()}
