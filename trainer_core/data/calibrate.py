@@ -22,7 +22,7 @@ from trainer_core.line.files import read_json
 from trainer_core.line.paths import DataPaths
 
 FORMAT = "calibration/1"
-_SAMPLED_FIRST = 256 << 10
+_SAMPLED_FIRST = 64 << 10
 _SAMPLED_PART = 64
 _BATCH = 64
 

@@ -158,7 +158,10 @@ class Encoder:
 
     @cached_property
     def _native(self) -> Tokenizer:
-        return _load(self._json, "tokenizer.json")
+        native = _load(self._json, "tokenizer.json")
+        native.no_truncation()
+        native.no_padding()
+        return native
 
     def _refuse(self, document: np.ndarray, text: str, number: int, where: str) -> None:
         bad = sorted({int(i) for i in document[:-1] if self._is_control[i]})

@@ -49,7 +49,7 @@ class Prediction:
         for stratum in self.strata:
             end = "enough" if stratum.used_up_at is None else f"used up at cycle {stratum.used_up_at}"
             lines.append(
-                f"  {stratum.source}/{stratum.stratum}: {stratum.wanted:,} of {stratum.tokens:,} tokens: {end}"
+                f"  {stratum.source}/{stratum.stratum}: {stratum.wanted:,} of {stratum.tokens:,}: {end}"
             )
         return "\n".join(lines)
 
