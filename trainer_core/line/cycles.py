@@ -26,6 +26,8 @@ class LineFacts:
     """Cycles whose manifest and shards are there."""
     downloaded: frozenset[int]
     """Cycles whose input files were fetched and checked."""
+    half_deleted: frozenset[int] = frozenset()
+    """Cycles whose deletion was interrupted."""
     ends: Mapping[int, int] = field(default_factory=dict)
     """Tokens trained by the end of the planned cycles from the current one on."""
     ahead: int = 1
@@ -91,7 +93,9 @@ def next_actions(facts: LineFacts) -> list[Action]:
     """
     keep_from = facts.current - facts.keep_cycles
     actions: list[Action] = [
-        Delete(cycle) for cycle in sorted(facts.published) if cycle < keep_from or facts.finished
+        Delete(cycle)
+        for cycle in sorted(facts.published | facts.half_deleted)
+        if cycle < keep_from or facts.finished or cycle in facts.half_deleted
     ]
     if not facts.needed(facts.current):
         return actions

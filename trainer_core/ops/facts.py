@@ -20,11 +20,7 @@ def read_facts(line: Path, target: int | None, *, ahead: int = 1) -> LineFacts:
     checkpoint = newest(paths)
     current = checkpoint.cycle if checkpoint else 0
     preparer = CyclePreparer(data.root)
-    on_disk = (
-        [int(path.name) for path in data.cycles.iterdir() if path.name.isdigit()]
-        if data.cycles.is_dir()
-        else []
-    )
+    names = [path.name for path in data.cycles.iterdir()] if data.cycles.is_dir() else []
     downloaded = {
         int(row["cycle"]) for row in iterate_jsonl(data.cycles_log) if row.get("kind") == "downloaded"
     }
@@ -33,7 +29,10 @@ def read_facts(line: Path, target: int | None, *, ahead: int = 1) -> LineFacts:
         target=target,
         end_tokens=config.end_tokens,
         tokens=checkpoint.tokens if checkpoint else 0,
-        published=frozenset(cycle for cycle in on_disk if preparer.published(cycle)),
+        published=frozenset(int(n) for n in names if n.isdigit() and preparer.published(int(n))),
+        half_deleted=frozenset(
+            int(n.removesuffix(".deleted")) for n in names if n.endswith(".deleted") and n[:6].isdigit()
+        ),
         downloaded=frozenset(downloaded),
         ends=_ends(data, current, ahead),
         ahead=ahead,

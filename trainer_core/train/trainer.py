@@ -45,7 +45,9 @@ def make_trainer(
     heartbeat = Heartbeat(paths.heartbeat)
     heartbeat.beat("loading", 0)
     torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(config.exactness == "exact", warn_only=False)
+    # The same switch as use_deterministic_algorithms, without importing the compiler (seconds of start-up).
+    torch.set_deterministic_debug_mode("error")
+    torch.utils.deterministic.fill_uninitialized_memory = False
     point = _recover(paths)
     rows = DataLineRows(Path(config.data))
     state, step = _engine(config)

@@ -52,3 +52,8 @@ def test_a_line_without_its_cycle_prepares_it_even_with_nothing_ahead():
     facts = replace(NEW, current=3, tokens=300, ahead=0, published=frozenset({3}))
     assert next_actions(facts) == [Train(3)]
     assert next_actions(replace(facts, published=frozenset())) == [Download(3)]
+
+
+def test_an_interrupted_deletion_is_finished():
+    facts = replace(NEW, current=1, target=1, tokens=100, half_deleted=frozenset({0}))
+    assert next_actions(facts) == [Delete(0)]

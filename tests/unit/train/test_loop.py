@@ -134,10 +134,11 @@ def test_waiting_beats_and_goes_on_when_the_cycle_is_published(rig, reference):
     thread.start()
     try:
         deadline = time.monotonic() + 60
-        while (read_heartbeat(line.paths.heartbeat) or {}).get("stage") != "awaiting-data":
+        while (read_heartbeat(line.paths.heartbeat) or {}).get("stage") != "awaiting-data" or (
+            not line.paths.checkpoint(4).exists()
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert line.paths.checkpoint(4).exists()
     finally:
         line.rows.published = None
         thread.join()
