@@ -26,7 +26,7 @@ CODE = [
     "for s in ['<s>', '</s>']: pass\n",
     '/// <param name="x">the input</param>\n',
     "#include <functional>\n",
-    "cd /opt/think/bin\n",
+    "cd /usr/think/bin\n",
     "</s>",
     "<think>one</think> two",
     "a <|im_start|> b",
@@ -89,7 +89,7 @@ def test_markers_outside_the_model_vocabulary_keep_their_ids() -> None:
 def test_metaspace_and_unigram(scheme: str) -> None:
     tokenizer = metaspace_tokenizer(scheme)
     reference = Tokenizer.from_str(dump({**tokenizer, "added_tokens": []}).decode())
-    texts = ["a </s> b", "cd /opt/think", "plain words", "#include <functional>"]
+    texts = ["a </s> b", "cd /usr/think", "plain words", "#include <functional>"]
     documents = Encoder(dump(tokenizer), eos_id=EOS).encode(texts)
     for text, ids in zip(texts, documents, strict=True):
         expected = " ".join(text.split()).replace(" ", "▁")
