@@ -27,7 +27,9 @@ class Preset:
     """Defaults of a line: tokens and updates as integers, `peak_lr` a recommendation."""
 
 
-def _llama(name: str, vocab_size: int, shape: tuple[int, int, int, int], **training: Any) -> Preset:
+def _llama(
+    name: str, vocab_size: int, shape: tuple[int, int, int, int], *, init_std: float = 0.02, **training: Any
+) -> Preset:
     """A Llama of (layers, width, heads, ffn); training settings that differ from the small-Llama recipe."""
     layers, width, heads, ffn = shape
     config = {
@@ -38,7 +40,7 @@ def _llama(name: str, vocab_size: int, shape: tuple[int, int, int, int], **train
         "rope_theta": 10_000.0,
         "rope_max_seq_len": 2_048,
         "norm_eps": 1e-5,
-        "init_std": 0.02,
+        "init_std": init_std,
     }
     defaults = {
         "row_length": 1_024,
@@ -92,7 +94,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ),
             _llama("llama-50m", 32_000, (10, 512, 8, 1_408)),
             _llama("llama-90m", 32_000, (14, 640, 10, 1_792)),
-            _llama("llama-cpu", 4_096, (2, 128, 4, 352), peak_lr=4e-3, **_CPU),
+            # A narrow model starts faster from wider initial weights: 41 % below its first loss instead of 33 %
+            # after 192 updates of 1,024 tokens.
+            _llama("llama-cpu", 4_096, (2, 128, 4, 352), init_std=0.05, peak_lr=3e-3, **_CPU),
             _llama(
                 "llama-nano-cpu",
                 512,
