@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from trainer_core.errors import Refused
+from trainer_core.errors import DiskFull, Refused, disk_full
 from trainer_core.line.identity import ProcessIdentity
 
 _PROBE_TRIES = 5
@@ -52,17 +52,15 @@ class FileLock:
         try:
             _flock(fd, path)
             _refuse_live_holder(fd, path)
+            _write_holder(fd, role)
+        except OSError as error:
+            os.close(fd)
+            if disk_full(error):
+                raise DiskFull(f"{path}: no space left to lock it; free space and start again") from error
+            raise
         except Busy:
             os.close(fd)
             raise
-        record = {
-            "format": "lock/1",
-            **ProcessIdentity.current().to_dict(),
-            "role": role,
-            "since": time.time(),
-        }
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(record).encode("utf-8") + b"\n", 0)
         return cls(fd, path)
 
     @classmethod
@@ -145,6 +143,13 @@ def _refuse_live_holder(fd: int, path: Path) -> None:
     who, role, since = _read_holder(fd)
     if who is not None and who != ProcessIdentity.current() and who.alive():
         raise Busy(path, who, role, since)
+
+
+def _write_holder(fd: int, role: str) -> None:
+    who = ProcessIdentity.current().to_dict()
+    record = {"format": "lock/1", **who, "role": role, "since": time.time()}
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(record).encode("utf-8") + b"\n", 0)
 
 
 def _read_holder(fd: int) -> tuple[ProcessIdentity | None, str, float | None]:

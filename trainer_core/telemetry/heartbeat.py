@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer_core.errors import DiskFull, disk_full
 from trainer_core.line.identity import ProcessIdentity
 
 Stage = Literal[
@@ -51,8 +52,15 @@ class Heartbeat:
             **self._who,
         }
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(record) + "\n")
-        os.replace(temporary, self._path)
+        try:
+            temporary.write_text(json.dumps(record) + "\n")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            if disk_full(error):
+                raise DiskFull(
+                    f"{self._path}: no space left for the heartbeat; free space and start again"
+                ) from error
+            raise
 
 
 def read_heartbeat(path: Path) -> dict[str, Any] | None:

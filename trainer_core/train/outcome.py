@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainer_core.errors import NstrainError, outcome_of
+from trainer_core.errors import DiskFull, NstrainError, outcome_of
 from trainer_core.line.events import record_event
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import clear_stop
@@ -48,12 +48,16 @@ def run_to_end(paths: LinePaths, session: Session, drive: Callable[[], None]) ->
     progress = session.loop.progress if session.loop is not None else None
     if progress is not None and code in (0, 10, 50):
         message = f"{message}; checkpoint u{progress.update}"
-    record_event(
-        paths.events,
-        "terminated" if code == 50 else outcome_of(code).status.replace("-", "_"),
-        message,
-        update=progress.update if progress else None,
-        tokens=progress.tokens if progress else None,
-        exit_code=code,
-    )
+    try:
+        record_event(
+            paths.events,
+            "terminated" if code == 50 else outcome_of(code).status.replace("-", "_"),
+            message,
+            update=progress.update if progress else None,
+            tokens=progress.tokens if progress else None,
+            exit_code=code,
+        )
+    except DiskFull as full:
+        # The event cannot be written where the disk is full; code and message still say so.
+        return (code, message) if code == full.exit_code else (full.exit_code, str(full))
     return code, message

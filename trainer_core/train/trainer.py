@@ -47,7 +47,7 @@ def make_trainer(
     torch.set_num_threads(config.threads)
     # The same switch as use_deterministic_algorithms, without importing the compiler (seconds of start-up).
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     point = _recover(paths)
     rows = DataLineRows(Path(config.data))
     state, step = _engine(config)
