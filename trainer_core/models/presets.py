@@ -68,7 +68,7 @@ def _llama(
     )
 
 
-_CPU = {
+_CPU: dict[str, Any] = {
     "row_length": 128,
     "tokens_per_update": 1_024,
     "rows": 8,
