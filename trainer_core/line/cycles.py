@@ -1,4 +1,4 @@
-"""What a line does next with its cycles: download, tokenize, train, delete, or wait.
+"""What a line does next with its cycles: download, tokenize, train, delete.
 
 `next_actions` is a pure function of facts (read by `trainer_core.ops.facts`); the inline driver and the trunk
 flow both do what it says, so they cannot drift apart.
@@ -78,18 +78,14 @@ class Delete:
     cycle: int
 
 
-@dataclass(frozen=True)
-class Wait:
-    """Nothing to do but wait for work that is under way."""
-
-
-Action = Download | Tokenize | Train | Delete | Wait
+Action = Download | Tokenize | Train | Delete
 
 
 def next_actions(facts: LineFacts) -> list[Action]:
     """Everything that may be done now, most urgent first; an empty list means the line is done.
 
-    Cycles are planned strictly in order, so at most one is being prepared.
+    Cycles are planned strictly in order, so at most one is being prepared. A driver that has all of it under
+    way waits.
     """
     keep_from = facts.current - facts.keep_cycles
     actions: list[Action] = [
@@ -107,4 +103,4 @@ def next_actions(facts: LineFacts) -> list[Action]:
         if cycle not in facts.published:
             actions.append(Tokenize(cycle) if cycle in facts.downloaded else Download(cycle))
             break
-    return actions or [Wait()]
+    return actions

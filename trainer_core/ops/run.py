@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.line.config import load_run
-from trainer_core.line.cycles import Delete, Download, Tokenize, Train, Wait, next_actions
+from trainer_core.line.cycles import Delete, Download, Tokenize, Train, next_actions
 from trainer_core.line.files import iterate_jsonl
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
@@ -70,8 +70,6 @@ def _drive(
                 case Tokenize(cycle):
                     say(f"cycle {cycle}: tokenizing")
                     preparer.tokenize(cycle)
-                case Wait():
-                    raise AssertionError("nothing is under way that could be waited for")
 
     return run_to_end(paths, session, drive)
 
