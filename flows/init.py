@@ -18,13 +18,21 @@ from trainer_core.schedule.tokens import TokenCount
 
 @flow(name="init", flow_run_name=run_name, persist_result=False)
 def init(
-    work: Annotated[str, Field(description="Folder of the new data line (absolute, or under work_root)")],
-    recipe: Annotated[str, Field(description="recipe.json with sources and shares")],
-    eos_id: Annotated[int, Field(ge=0, description="Token id that ends a document")],
-    cycle_tokens: Annotated[TokenCount, Field(description="Tokens of a cycle, e.g. 65536 or 2e9")],
-    tokenizer: Annotated[str | None, Field(description="tokenizer.json; empty: the host's default")] = None,
+    work: str,
+    recipe: str,
+    eos_id: Annotated[int, Field(ge=0)],
+    cycle_tokens: TokenCount,
+    tokenizer: str | None = None,
 ) -> State[Any]:
-    """Make the data line and say what it holds."""
+    """Make a data line: pin the files of its sources and its tokenizer, and cut the held-out streams.
+
+    Args:
+        work: Folder of the new data line, absolute or under work_root.
+        recipe: recipe.json with sources and shares.
+        eos_id: Token id that ends a document.
+        cycle_tokens: Tokens of a cycle, for example 65536 or 2e9.
+        tokenizer: tokenizer.json; empty means the one of the host settings.
+    """
     from trainer_core.data.initialize import init_data_line
     from trainer_core.data.validation import make_heldout
 

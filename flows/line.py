@@ -85,6 +85,10 @@ def run_line(
     finally:
         courier.close(patience)
         views.close(patience)
+        if views.dropped or courier.failures:
+            why = views.last_error or courier.last_error or "newer ones took their place"
+            lost = f"{views.dropped} views not shown, {courier.failures} deliveries repeated: {why}"
+            get_run_logger().warning(lost)
 
 
 @task(name="check-line", task_run_name="check-line", cache_policy=NO_CACHE, persist_result=False)

@@ -22,15 +22,13 @@ from trainer_core.line.paths import LinePaths
 
 
 @flow(name="prepare", flow_run_name=run_name, persist_result=False)
-def prepare(
-    line: Annotated[
-        str, Field(description="Absolute path of the line, or its name under work_root")
-    ] = "trunk",
-    cycles_ahead: Annotated[
-        int, Field(ge=0, description="Cycles to prepare beyond the one that is being trained")
-    ] = 1,
-) -> State[Any]:
-    """Prepare the line's current cycle and this many after it; delete trained ones that were left."""
+def prepare(line: str = "trunk", cycles_ahead: Annotated[int, Field(ge=0)] = 1) -> State[Any]:
+    """Prepare the cycle that the line needs now and some after it; delete trained ones that were left.
+
+    Args:
+        line: Absolute path of the line, or its name under work_root.
+        cycles_ahead: Cycles to prepare beyond the one that is needed now.
+    """
     return prepare_line(line, cycles_ahead)
 
 

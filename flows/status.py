@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
-from pydantic import Field
 
 from flows.names import line_root, run_name
 from tasks.artifacts import artifact_key, status_page
@@ -14,12 +13,12 @@ from trainer_core.line.status import line_status
 
 
 @flow(name="status", flow_run_name=run_name, persist_result=False)
-def status(
-    line: Annotated[
-        str, Field(description="Absolute path of the line, or its name under work_root")
-    ] = "trunk",
-) -> dict[str, Any]:
-    """The line's status. Raises Refused when there is no such line."""
+def status(line: str = "trunk") -> dict[str, Any]:
+    """Show where a line stands. Raises Refused when there is no such line.
+
+    Args:
+        line: Absolute path of the line, or its name under work_root.
+    """
     root = line_root(line)
     found = line_status(root)
     create_markdown_artifact(status_page(found, root), key=artifact_key(root.name, "status"))

@@ -16,15 +16,17 @@ from trainer_core.line.stop import StopRequest, request_stop
 
 @flow(name="stop", flow_run_name=run_name, persist_result=False)
 def stop(
-    line: Annotated[
-        str, Field(description="Absolute path of the line, or its name under work_root")
-    ] = "trunk",
-    at_cycle_end: Annotated[
-        int | None, Field(ge=0, description="Stop exactly when this cycle is trained")
-    ] = None,
-    at_update: Annotated[int | None, Field(ge=0, description="Stop when this many updates are done")] = None,
+    line: str = "trunk",
+    at_cycle_end: Annotated[int, Field(ge=0)] | None = None,
+    at_update: Annotated[int, Field(ge=0)] | None = None,
 ) -> State[Any]:
-    """Ask a line to stop; it ends by itself, and a later start goes on from its checkpoint."""
+    """Ask a line to stop with a checkpoint; a later start goes on from it.
+
+    Args:
+        line: Absolute path of the line, or its name under work_root.
+        at_cycle_end: Stop exactly when this cycle is trained; empty means at the next update.
+        at_update: Stop when this many updates are done.
+    """
     try:
         paths = LinePaths(line_root(line))
         request = request_stop(paths, at_cycle_end=at_cycle_end, at_update=at_update, by="stop flow")

@@ -13,13 +13,11 @@ from flows.names import run_name
 
 
 @flow(name="trunk", flow_run_name=run_name, persist_result=False)
-def trunk(
-    line: Annotated[
-        str, Field(description="Absolute path of the line, or its name under work_root")
-    ] = "trunk",
-    cycles: Annotated[
-        int | None, Field(ge=1, description="Train cycles 0..cycles-1 in all; empty: to the schedule's end")
-    ] = None,
-) -> State[Any]:
-    """Run a training line: supervise its trainer, prepare each next cycle meanwhile, delete trained ones."""
+def trunk(line: str = "trunk", cycles: Annotated[int, Field(ge=1)] | None = None) -> State[Any]:
+    """Run a training line: supervise its trainer, prepare each next cycle meanwhile, delete trained ones.
+
+    Args:
+        line: Absolute path of the line, or its name under work_root.
+        cycles: Train cycles 0 to cycles-1 in all; empty means to the end of the schedule.
+    """
     return run_line(line, cycles, by="trunk")

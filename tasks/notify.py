@@ -1,8 +1,8 @@
 """Delivering a line's events: to the Prefect server, and to the host's notify command.
 
 The rows of `events.jsonl` are the truth; here they are only passed on. A row is acknowledged when the
-server has taken it and the command has ended well, so nothing is lost when either is away, and something
-may be delivered twice when a process dies in between (the id tells).
+server shows it again and the command has ended well, so nothing is lost when either dies at any moment,
+and something may be delivered twice (the id tells).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,12 @@ from trainer_core.line.paths import LinePaths
 
 COMMAND_SECONDS = 30.0
 """Time the notify command has for one event."""
+
+BATCH = 50
+"""Rows delivered at once; as many as the server shows on a page."""
+
+_CONFIRM_SECONDS = 30.0
+_CLOSING_POLL_SECONDS = 1.0
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -49,51 +56,61 @@ class Courier:
         self._poll_seconds = poll_seconds
         self._longest_seconds = longest_seconds
         self._flow_run = identity_of_run().get("flow_run_id")
-        self._taken: set[str] = set()
+        self._sent: dict[str, float] = {}
+        self._kept: set[str] = set()
         self._told: set[str] = set()
         self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._sound = True
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._work,), name="courier", daemon=True)
         self._thread.start()
 
     def close(self, seconds: float = 10.0) -> None:
         """Deliver what is pending, at most this long, and end."""
+        self._deadline = time.monotonic() + seconds
         self._closing.set()
         self._thread.join(seconds)
 
     def deliver(self) -> bool:
-        """Deliver everything that is pending; whether nothing is left. Never raises."""
+        """Deliver what is pending as far as that goes now; whether nothing is left. Never raises."""
         try:
-            pending = pending_events(self._paths)
-            self._send([row for row in pending if row["id"] not in self._taken])
+            pending = pending_events(self._paths)[:BATCH]
         except Exception as error:
-            self._failed(error)
-            pending = pending_events(self._paths) if self._command else []
+            return self._failed(error)
+        sound = self._try(lambda: self._send(pending)) and self._try(lambda: self._confirm(pending))
         for row in pending:
-            try:
-                self._tell(row)
-                if row["id"] in self._taken:
-                    acknowledge(self._paths, [row["id"]])
-            except Exception as error:
-                self._failed(error)
-                return False
-        return all(row["id"] in self._taken for row in pending)
+            sound = sound and self._try(lambda row=row: self._tell(row))
+            if row["id"] in self._kept and (self._command is None or row["id"] in self._told):
+                sound = self._try(lambda row=row: acknowledge(self._paths, [row["id"]])) and sound
+        self._sound = sound
+        return sound and all(row["id"] in self._kept for row in pending) and len(pending) < BATCH
 
-    def _failed(self, error: Exception) -> None:
+    def _try(self, action: Callable[[], None]) -> bool:
+        try:
+            action()
+            return True
+        except Exception as error:
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> bool:
         self.failures += 1
         self.last_error = f"{type(error).__name__}: {error}"
+        self._sound = False
+        return False
 
     def _work(self) -> None:
-        wait, size = self._poll_seconds, -1
+        wait, delivered = self._poll_seconds, -1
         while True:
             closing = self._closing.wait(wait)
-            found = self._size()
-            if found != size or wait > self._poll_seconds:
-                done = self.deliver()
-                size = found if done else -1
-                wait = self._poll_seconds if done else min(2 * wait, self._longest_seconds)
+            size = self._size()
+            if size != delivered:
+                delivered = size if self.deliver() else -1
+                wait = self._poll_seconds if self._sound else min(2 * wait, self._longest_seconds)
             if closing:
-                return
+                if delivered == size or time.monotonic() > self._deadline:
+                    return
+                time.sleep(_CLOSING_POLL_SECONDS)
 
     def _size(self) -> int:
         try:
@@ -102,22 +119,31 @@ class Courier:
             return 0
 
     def _send(self, rows: list[dict[str, Any]]) -> None:
-        """Give rows to the server, which answers only when it has them."""
-        if not rows:
-            return
-        events = [event_of(self._paths, row, self._flow_run) for row in rows]
-        with new_client() as client:
-            client.request("POST", "/events", json=events).raise_for_status()
-        self._taken.update(row["id"] for row in rows)
+        """Post rows that the server has not got, or has got and not shown for a while: it may have died."""
+        now = time.monotonic()
+        late = now - _CONFIRM_SECONDS
+        due = [row for row in rows if row["id"] not in self._kept and self._sent.get(row["id"], late) <= late]
+        if due:
+            with new_client() as client:
+                events = [event_of(self._paths, row, self._flow_run) for row in due]
+                client.request("POST", "/events", json=events).raise_for_status()
+            self._sent.update((row["id"], now) for row in due)
+
+    def _confirm(self, rows: list[dict[str, Any]]) -> None:
+        """Ask the server which rows it has stored; it answers a post seconds before it stores the event."""
+        asked = {str(uuid_of(row["id"])): row["id"] for row in rows if row["id"] not in self._kept}
+        if asked:
+            wanted = {"filter": {"id": {"id": list(asked)}}, "limit": BATCH}
+            with new_client() as client:
+                answer = client.request("POST", "/events/filter", json=wanted).raise_for_status().json()
+            self._kept.update(asked[event["id"]] for event in answer["events"])
 
     def _tell(self, row: dict[str, Any]) -> None:
         """Run the notify command with one row on its standard input."""
         if self._command is None or row["id"] in self._told:
             return
-        text = json.dumps(
-            {"line": self._paths.name, "path": str(self._paths.root), **row}, ensure_ascii=False
-        )
-        run_command(self._command, text)
+        about = {"line": self._paths.name, "path": str(self._paths.root)}
+        run_command(self._command, json.dumps({**about, **row}, ensure_ascii=False))
         self._told.add(row["id"])
 
 

@@ -15,6 +15,7 @@ def prefect_server() -> Iterator[str]:
         PREFECT_API_URL,
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
         PREFECT_LOGGING_TO_API_ENABLED,
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL,
         PREFECT_TASKS_DEFAULT_NO_CACHE,
         temporary_settings,
     )
@@ -24,6 +25,7 @@ def prefect_server() -> Iterator[str]:
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
         PREFECT_LOGGING_TO_API_ENABLED: False,
         PREFECT_TASKS_DEFAULT_NO_CACHE: True,
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL: 0.5,
     }
     with temporary_settings(updates=quiet), prefect_test_harness(server_startup_timeout=120):
         yield str(PREFECT_API_URL.value())
