@@ -43,9 +43,9 @@ class Submitted:
 
 
 def running_server() -> ServerRecord:
-    """The record of this host's server. Raises Refused when it does not answer."""
+    """The record of this host's server. Raises Refused when it does not run: another's may have its port."""
     record = read_record(Home.default())
-    if not Api(record.url).healthy():
+    if not record.server_alive() or not Api(record.url).healthy():
         raise Refused(f"no Prefect server answers at {record.url}; start it with `nstrain up`")
     return record
 

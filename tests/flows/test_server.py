@@ -1,0 +1,193 @@
+"""A host's server and workers, for real: `nstrain up`, Prefect's own command, a run, and `nstrain down`.
+
+One server for the whole file; the tests build on each other in its order, as a day at a host does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.api import Api
+from deployments.home import Home, ServerRecord, read_record, write_record
+from deployments.workers import POOLS, declared_deployments, worker_name
+from tests.tools.tiny_data import disk_line
+from trainer_core.data.validation import make_heldout
+from trainer_core.line.checkpoints import newest
+from trainer_core.line.ledger import live_rows
+from trainer_core.line.status import line_status
+from trainer_core.ops.new import new_line
+
+pytestmark = pytest.mark.slow
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Host:
+    """A user's home with a server in it."""
+
+    root: Path
+    """Work root of its host settings, and the user's home."""
+    stranger: socket.socket
+    """Listens on the port that the record asks for."""
+
+    @property
+    def home(self) -> Home:
+        return Home(self.root / ".nstrain" / "prefect")
+
+    @property
+    def record(self) -> ServerRecord:
+        return read_record(self.home)
+
+    @property
+    def api(self) -> Api:
+        return Api(self.record.url)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NSTRAIN"))}
+        host = {"HOME": str(self.root), "NSTRAIN_HOST": str(self.root / "host.json"), "DO_NOT_TRACK": "1"}
+        return clean | host | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"} | more
+
+    def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command of the environment's bin directory, from a directory that is not the checkout."""
+        return subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            env=self.environment(**more),
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """Live processes that were started with this home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == str(root) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A host whose wished port is a stranger's; whatever is left is ended."""
+    root = tmp_path_factory.mktemp("host")
+    (root / "host.json").write_text(json.dumps({"format": "host/1", "work_root": str(root)}))
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen(8)
+        host = Host(root=root, stranger=stranger)
+        write_record(host.home, ServerRecord(port=stranger.getsockname()[1]))
+        try:
+            yield host
+        finally:
+            for process in processes_of(root):
+                process.kill()
+
+
+def test_up_brings_everything_up_beside_a_stranger(host: Host) -> None:
+    taken = host.stranger.getsockname()[1]
+    finished = host.run("nstrain", "up")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    record = host.record
+    assert record.port != taken and f"port {taken} is taken" in finished.stdout
+    assert record.server_alive() and set(record.live_workers()) == set(POOLS)
+    assert declared_deployments() <= host.api.deployments()
+    for pool in POOLS:
+        assert host.api.call("GET", f"/work_pools/{pool}")["concurrency_limit"] is None
+        assert worker_name(pool) in host.api.online_workers(pool)
+
+
+def test_up_again_starts_only_what_is_missing(host: Host) -> None:
+    before = host.record
+    os.kill(before.workers["data"].pid, signal.SIGKILL)
+    finished = host.run("nstrain", "up")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    after = host.record
+    assert after.server == before.server and "workers for data started" in finished.stdout
+    same = {pool for pool in POOLS if after.workers[pool] == before.workers[pool]}
+    assert same == {"gpu", "control"} and set(after.live_workers()) == set(POOLS)
+
+
+def test_other_host_settings_are_refused_while_workers_run(host: Host) -> None:
+    other = host.root / "other.json"
+    other.write_text('{"format": "host/1"}')
+    finished = host.run("nstrain", "up", NSTRAIN_HOST=str(other))
+    assert finished.returncode == 20 and "nstrain down" in finished.stderr
+    database = host.run("nstrain", "up", "--database", "postgresql+asyncpg://nobody@localhost/x")
+    assert database.returncode == 20 and "database" in database.stderr
+
+
+def test_doctor_sees_the_server_the_profile_and_the_plugin(host: Host) -> None:
+    finished = host.run("nstrain", "doctor", "--json")
+    assert finished.returncode == 0, finished.stdout
+    states = {check["name"]: check["state"] for check in json.loads(finished.stdout)["checks"]}
+    assert {states[name] for name in ("server", "workers", "profile", "plugin")} == {"ok"}
+
+
+def test_prefects_command_takes_a_bare_name_and_the_worker_has_the_host_settings(host: Host) -> None:
+    """The run fails because there is no such line; its message shows where the name was looked up."""
+    finished = host.run("prefect", "deployment", "run", "status", "-p", "line=nowhere", "--watch")
+    assert "nstrain: status means deployment status/status" in finished.stderr
+    assert finished.returncode == 1
+    runs = host.api.call("POST", "/flow_runs/filter", {"flows": {"name": {"any_": ["status"]}}})
+    assert str(host.root / "nowhere") in runs[0]["state"]["message"]
+
+
+def test_run_without_a_server_names_up_and_leaves_others_alone(tmp_path: Path, host: Host) -> None:
+    """The server of another home answers on the port that this one would use."""
+    line = _make_line(tmp_path)
+    finished = host.run("nstrain", "run", str(line), HOME=str(tmp_path))
+    assert finished.returncode == 20 and "`nstrain up`" in finished.stderr
+
+
+def test_down_stops_a_running_line_with_a_checkpoint_and_leaves_no_process(host: Host) -> None:
+    line = _make_line(host.root)
+    assert host.run("nstrain", "run", "trunk").returncode == 0
+    deadline = time.monotonic() + 300
+    while len(live_rows(line / "metrics.jsonl")) < 3:
+        assert time.monotonic() < deadline, (host.home.logs / "worker-gpu.log").read_text()[-3000:]
+        time.sleep(0.2)
+    assert line_status(line)["state"] == "training"
+    finished = host.run("nstrain", "down")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "asked it to stop" in finished.stdout and f"{line}: stopped" in finished.stdout
+    status, last = line_status(line), newest_update(line)
+    assert status["state"] == "stopped" and last == status["update"] >= 3
+    assert processes_of(host.root) == []
+    assert host.run("nstrain", "down").stdout.strip() == "nothing runs"
+
+
+def _make_line(root: Path) -> Path:
+    """A line `root`/trunk with minutes of work: nothing a test could reach the end of."""
+    data = disk_line(root / "made", cycle_tokens=32_768, files=4, docs=1500, consumer=False)
+    make_heldout(data)
+    line = root / "trunk"
+    settings = ('lengths=[{"length":64,"rows":4}]', 'checkpoints={"every_updates":1000}')
+    new_line(line, model="llama-cpu", data=data, peak_lr=1e-3, tokens_per_update=1024, settings=settings)
+    return line
+
+
+def newest_update(line: Path) -> int:
+    from trainer_core.line.paths import LinePaths
+
+    info = newest(LinePaths(line))
+    assert info is not None
+    return info.update

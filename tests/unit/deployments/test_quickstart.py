@@ -1,0 +1,48 @@
+"""What the quickstart prints: the curve and the table; its numbers fit together."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "run.py"
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quickstart_run", SOURCE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_falling_loss_is_a_falling_curve(quickstart: ModuleType) -> None:
+    bars = quickstart.curve([8.0 - i / 32 for i in range(192)])
+    assert len(bars) == 64 and bars[0] == "█" and bars[-1] == "▁"
+    heights = [quickstart.BARS.index(bar) for bar in bars]
+    assert heights == sorted(heights, reverse=True)
+    assert quickstart.curve([3.0, 3.0]) == "▁▁"
+
+
+def test_the_table_has_a_row_for_each_cycle(quickstart: ModuleType) -> None:
+    rows = [{"cycle": c, "train/loss": 6.0 - c, "seconds": {"train": 0.5}} for c in (0, 0, 1, 1, 1)]
+    table = quickstart.cycle_table(rows)
+    assert [line.split() for line in table[1:]] == [
+        ["0", "2", "6.0000", "2,048"],
+        ["1", "3", "5.0000", "2,048"],
+    ]
+
+
+def test_the_schedule_ends_with_the_last_cycle(quickstart: ModuleType) -> None:
+    pieces = quickstart.SCHEDULE
+    assert pieces[0]["from"] == 0 and pieces[-1]["to"] == 196_608 == quickstart.END_TOKENS
+    assert all(a["to"] == b["from"] for a, b in itertools.pairwise(pieces))
+    assert quickstart.CYCLE_TOKENS % quickstart.TOKENS_PER_UPDATE == 0
