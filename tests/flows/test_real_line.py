@@ -1,0 +1,60 @@
+"""The trunk flow with the real trainer: a kill in the middle costs updates and not a byte of the result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.trunk import trunk
+from tests.tools.real_line import make_real_line, outcome_of_line
+from trainer_core.line.files import read_jsonl
+from trainer_core.line.ledger import live_rows
+from trainer_core.line.paths import LinePaths
+from trainer_core.supervise.reading import last_line, newest_update
+from trainer_core.supervise.record import read_record
+from trainer_core.supervise.watch import read_heartbeat
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def kill_in_training(paths: LinePaths, update: int, seen: list[str]) -> None:
+    """SIGKILL the trainer once its ledger has the update, and note the stage in which it was."""
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        rows = paths.metrics.read_bytes().count(b'"kind": "update"') if paths.metrics.exists() else 0
+        beat = read_heartbeat(paths.heartbeat)
+        trainer = read_record(paths).trainer
+        if rows >= update and beat is not None and beat.stage == "training" and trainer is not None:
+            os.kill(trainer.pid, signal.SIGKILL)
+            seen.append(beat.stage)
+            return
+        time.sleep(0.001)
+
+
+def test_a_killed_line_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    plain = make_real_line(tmp_path / "plain")
+    state: Any = trunk(str(plain.root), return_state=True)
+    assert (state.name, state.type.value) == ("Finished", "COMPLETED"), (
+        state.message,
+        last_line(plain.run_log),
+    )
+    killed = make_real_line(tmp_path / "killed")
+    stages: list[str] = []
+    thread = threading.Thread(target=kill_in_training, args=(killed, 11, stages))
+    thread.start()
+    state = trunk(str(killed.root), return_state=True)
+    thread.join()
+    assert state.name == "Finished", (state.message, last_line(killed.run_log))
+    assert stages == ["training"]
+    assert any("SIGKILL" in str(row["message"]) for row in read_jsonl(killed.events))
+    rows = [row["update"] for row in read_jsonl(killed.metrics) if row["kind"] == "update"]
+    assert len(rows) > len(set(rows)), "at least one update was lost and replayed"
+    assert {row["attempt"] for row in live_rows(killed.metrics)} == {1, 2}
+    assert outcome_of_line(killed) == outcome_of_line(plain)
+    assert newest_update(killed) == 24
