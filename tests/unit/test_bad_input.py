@@ -173,3 +173,16 @@ def test_verify_names_the_damaged_file(command, tmp_path, capsys):
     victim.write_bytes(content)
     assert run(["verify", str(paths.root)]) == 20
     assert "exp_avg.safetensors: chunk 0" in capsys.readouterr().out
+
+
+def test_a_finished_line_answers_finished_and_changes_nothing(command, tmp_path):
+    paths = make_real_line(tmp_path / "line", cycles=1)
+    assert command("run", paths.root, "--inline")[0] == 0
+
+    def content():
+        return {p: p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file()}
+
+    before = content()
+    assert command("run", paths.root, "--inline")[0] == 0
+    assert command("run", paths.root, "--inline", "--cycles", "1")[0] == 0
+    assert content() == before

@@ -19,6 +19,9 @@ from trainer_core.line.stop import clear_stop, want
 from trainer_core.ops.facts import read_facts
 
 
+NOTHING_TO_DO = "everything asked for is trained already; nothing was changed"
+
+
 def run_inline(
     line: Path, *, cycles: int | None = None, wait: bool = True, say: Callable[[str], None] = print
 ) -> tuple[int, str]:
@@ -30,6 +33,8 @@ def run_inline(
     paths = LinePaths(line)
     config = load_run(paths)
     with FileLock.acquire(paths.lock, role="inline run"):
+        if not next_actions(read_facts(line, cycles)):
+            return 0, NOTHING_TO_DO
         clear_stop(paths)
         want(paths, "running", "run --inline")
         return _drive(paths, CyclePreparer(Path(config.data)), cycles=cycles, prepare=wait, say=say)

@@ -38,7 +38,7 @@ def run_to_end(paths: LinePaths, session: Session, drive: Callable[[], None]) ->
     try:
         drive()
         finished = session.loop is not None and session.loop.finished
-        code, message = 0, "the schedule has ended" if finished else "everything asked for is trained"
+        code, message = 0, "the schedule has ended" if finished else "the requested cycles are trained"
     except Stopped as stopped:
         code, message = stopped.reason.exit_code, str(stopped)
         if stopped.reason.request is not None:
