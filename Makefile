@@ -23,8 +23,9 @@ test: $(VENV)/.nstrain-dev
 	$(BIN)/mypy
 	$(PYTEST)
 
-down: $(VENV)/.nstrain
-	$(BIN)/nstrain down
+# Without an installation nothing of ours can run.
+down:
+	@if [ -x $(BIN)/nstrain ]; then $(BIN)/nstrain down; else echo "nothing is installed in $(VENV)"; fi
 
 format: $(VENV)/.nstrain-dev
 	$(BIN)/ruff check --fix .

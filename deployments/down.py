@@ -6,6 +6,7 @@ its own and, when its flow is gone, writes a checkpoint at its next update and e
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from deployments.api import Api, ApiError, Unreachable
 from deployments.home import Home, ServerRecord, read_record, write_record
 from deployments.processes import Descendant, descendants, end, wait_gone
 from trainer_core.errors import Refused
-from trainer_core.host import load_host, resolve
+from trainer_core.host import resolve
 from trainer_core.line.lock import FileLock, held
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import request_stop
@@ -28,13 +29,13 @@ _SERVER_GRACE_SECONDS = 20.0
 
 def down(home: Home, *, wait_seconds: float, say: Say) -> bool:
     """End everything that `up` started; True when no process is left."""
-    load_host()
     with FileLock.acquire(home.lock, role="nstrain down"):
         record = read_record(home)
         if not record.server_alive() and not record.live_workers():
             say("nothing runs")
             write_record(home, record.without_processes())
             return True
+        _as_the_workers(record)
         below = _below_workers(record)
         _stop_lines(record, below, wait_seconds=wait_seconds, say=say)
         below = _below_workers(record)
@@ -53,6 +54,13 @@ def down(home: Home, *, wait_seconds: float, say: Say) -> bool:
         return not left
 
 
+def _as_the_workers(record: ServerRecord) -> None:
+    """Look names of lines up where the workers do, whatever this terminal's host settings are."""
+    os.environ.pop("NSTRAIN_HOST", None)
+    if record.host_file is not None:
+        os.environ["NSTRAIN_HOST"] = record.host_file
+
+
 def _below_workers(record: ServerRecord) -> list[Descendant]:
     return [process for worker in record.live_workers().values() for process in descendants(worker)]
 
@@ -67,8 +75,8 @@ def running_lines(record: ServerRecord, below: list[Descendant]) -> dict[Path, l
         for run in Api(record.url).active_runs("trunk"):
             if name := run.get("parameters", {}).get("line"):
                 lines.setdefault(resolve(name), []).append(str(run["id"]))
-    except (Unreachable, ApiError):
-        pass  # without the server the trainers' own arguments are all there is
+    except (Unreachable, ApiError, Refused):
+        pass  # without the server or the host settings, the trainers' own arguments are all there is
     return lines
 
 

@@ -60,6 +60,10 @@ class Host:
         host = {"HOME": str(self.root), "NSTRAIN_HOST": str(self.root / "host.json"), "DO_NOT_TRACK": "1"}
         return clean | host | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"} | more
 
+    def without_settings(self) -> dict[str, str]:
+        """The environment of a terminal that never heard of the host settings."""
+        return {name: value for name, value in self.environment().items() if name != "NSTRAIN_HOST"}
+
     def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command of the environment's bin directory, from a directory that is not the checkout."""
         return subprocess.run(
@@ -160,13 +164,20 @@ def test_run_without_a_server_names_up_and_leaves_others_alone(tmp_path: Path, h
 
 def test_down_stops_a_running_line_with_a_checkpoint_and_leaves_no_process(host: Host) -> None:
     line = _make_line(host.root)
-    assert host.run("nstrain", "run", "trunk").returncode == 0
+    assert host.run("prefect", "deployment", "run", "trunk").returncode == 0
     deadline = time.monotonic() + 300
     while len(live_rows(line / "metrics.jsonl")) < 3:
         assert time.monotonic() < deadline, (host.home.logs / "worker-gpu.log").read_text()[-3000:]
         time.sleep(0.2)
     assert line_status(line)["state"] == "training"
-    finished = host.run("nstrain", "down")
+    finished = subprocess.run(
+        [str(BIN / "nstrain"), "down"],
+        env=host.without_settings(),
+        cwd=host.root.parent,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "asked it to stop" in finished.stdout and f"{line}: stopped" in finished.stdout
     status, last = line_status(line), newest_update(line)
