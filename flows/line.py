@@ -14,6 +14,7 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
@@ -33,6 +34,7 @@ from trainer_core.line.config import load_run
 from trainer_core.line.cycles import Action, Delete, Download, LineFacts, Tokenize, Train, next_actions
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.line.stop import request_stop
+from trainer_core.ops.facts import NOTHING_TO_DO, read_facts
 from trainer_core.supervise.lease import refuse_if_run
 from trainer_core.supervise.session import Session
 from trainer_core.supervise.spawn import Command, trainer_command
@@ -63,6 +65,8 @@ def run_line(
     checked = check_line(root, return_state=True)
     if checked.is_failed():
         return Failed(name=checked.name, message=checked.message)
+    if not next_actions(read_facts(root, cycles)):
+        return State(type=StateType.COMPLETED, name=OUTCOMES[0].state_name, message=NOTHING_TO_DO)
     paths, views = LinePaths(root), Views()
     tag_line(views, paths.name)
     courier = Courier(paths, host.notify)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,70 @@ from trainer_core.ops.new import new_line
 TENSORS = ("params", "exp_avg", "exp_avg_sq")
 VOLATILE = ("time", "seconds", "attempt")
 
-CYCLE_TOKENS = 768
-UPDATE_TOKENS = 96
-LENGTH = 16
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How big a line is and how long it takes."""
+
+    model: str = "llama-nano-cpu"
+    length: int = 16
+    rows_per_update: int = 6
+    updates_per_cycle: int = 8
+    validate_every: int = 5
+    save_every: int = 3
+    docs: int = 24
+
+    @property
+    def update_tokens(self) -> int:
+        return self.length * self.rows_per_update
+
+    @property
+    def cycle_tokens(self) -> int:
+        return self.update_tokens * self.updates_per_cycle
 
 
-def make_real_line(root: Path, *, cycles: int = 3, settings: tuple[str, ...] = ()) -> LinePaths:
-    """Data line `root/data` and training line `root/trunk`: `cycles` cycles of 8 updates of 6 rows of 16."""
-    data = disk_line(root, cycle_tokens=CYCLE_TOKENS, heldout=0.2, files=3, docs=24, consumer=False)
+TINY = Size()
+"""A cycle takes a tenth of a second."""
+
+UPDATE_TOKENS = TINY.update_tokens
+CYCLE_TOKENS = TINY.cycle_tokens
+
+SLOW = Size(
+    model="llama-cpu",
+    length=64,
+    rows_per_update=16,
+    updates_per_cycle=64,
+    validate_every=32,
+    save_every=16,
+    docs=1500,
+)
+"""A cycle takes several seconds: long enough to do something to the line meanwhile."""
+
+
+def make_real_line(
+    root: Path, *, cycles: int = 3, size: Size = TINY, settings: tuple[str, ...] = ()
+) -> LinePaths:
+    """Data line `root/data` and training line `root/trunk`, which ends after `cycles` cycles."""
+    update_tokens, cycle_tokens = size.update_tokens, size.cycle_tokens
+    data = disk_line(root, cycle_tokens=cycle_tokens, heldout=0.2, files=3, docs=size.docs, consumer=False)
     make_heldout(data)
-    end = cycles * CYCLE_TOKENS
+    warmup = 2 * update_tokens
     schedule = (
-        f'schedule=[{{"from":0,"to":{LENGTH * 12},"kind":"warmup"}},'
-        f'{{"from":{LENGTH * 12},"to":{end},"kind":"constant"}}]'
+        f'schedule=[{{"from":0,"to":{warmup},"kind":"warmup"}},'
+        f'{{"from":{warmup},"to":{cycles * cycle_tokens},"kind":"constant"}}]'
     )
     line = root / "trunk"
     new_line(
         line,
-        model="llama-nano-cpu",
+        model=size.model,
         data=data,
         peak_lr=1e-2,
-        tokens_per_update=UPDATE_TOKENS,
+        tokens_per_update=update_tokens,
         settings=(
             schedule,
-            f'lengths=[{{"length":{LENGTH},"rows":4}}]',
-            'validation={"every_updates":5,"rows_per_stratum":1}',
-            'checkpoints={"every_updates":3,"keep_last":2}',
+            f'lengths=[{{"length":{size.length},"rows":4}}]',
+            f'validation={{"every_updates":{size.validate_every},"rows_per_stratum":1}}',
+            f'checkpoints={{"every_updates":{size.save_every},"keep_last":2}}',
             'guards={"backoff_seconds":0}',
             "print_every=1",
             *settings,

@@ -11,6 +11,9 @@ from trainer_core.line.cycles import LineFacts
 from trainer_core.line.files import iterate_jsonl, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
 
+NOTHING_TO_DO = "everything asked for is trained already; nothing was changed"
+"""What a start answers when `next_actions` has nothing for the facts."""
+
 
 def read_facts(line: Path, target: int | None, *, ahead: int = 1) -> LineFacts:
     """The facts of a line now; cheap enough to be read every second."""

@@ -16,10 +16,7 @@ from trainer_core.line.files import iterate_jsonl
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import clear_stop, want
-from trainer_core.ops.facts import read_facts
-
-
-NOTHING_TO_DO = "everything asked for is trained already; nothing was changed"
+from trainer_core.ops.facts import NOTHING_TO_DO, read_facts
 
 
 def run_inline(
