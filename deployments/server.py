@@ -12,11 +12,14 @@ import time
 from dataclasses import replace
 from importlib.metadata import version
 
+import psutil
+
 from deployments.api import Api
 from deployments.home import DEFAULT_PORT, Home, ServerRecord, checkout
 from deployments.processes import end, start_detached
 from deployments.settings import prefect_environment
 from trainer_core.errors import NstrainError
+from trainer_core.line.identity import ProcessIdentity
 
 _NUM_PORTS = 100
 _POLL_SECONDS = 0.2
@@ -56,15 +59,37 @@ def start_server(home: Home, record: ServerRecord) -> ServerRecord:
     return replace(record, server=identity)
 
 
+class PortLost(NstrainError):
+    """Another server took the port between the choice and the start."""
+
+
+def listens(identity: ProcessIdentity, port: int) -> bool:
+    """Whether this very process has the port: an answer alone may come from somebody else's server."""
+    try:
+        connections = psutil.Process(identity.pid).net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    return identity.alive() and any(
+        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        for connection in connections
+    )
+
+
 def wait_healthy(home: Home, record: ServerRecord, *, seconds: float = 180.0) -> None:
-    """Wait until the server answers. Ends it and raises with the end of its log when it does not."""
+    """Wait until the recorded process answers on its port.
+
+    Raises PortLost when it ended because somebody else has the port; else ends it and raises with the end of
+    its log.
+    """
     assert record.server is not None
     api = Api(record.url, timeout_seconds=5.0)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not record.server.alive():
+            if not port_free(record.port):
+                raise PortLost(f"port {record.port} is taken")
             raise NstrainError(f"the Prefect server ended while starting:\n{log_tail(home, 'server')}")
-        if api.healthy():
+        if listens(record.server, record.port) and api.healthy():
             return
         time.sleep(_POLL_SECONDS)
     end([record.server], grace_seconds=5.0)

@@ -16,14 +16,14 @@ from types import FrameType
 from deployments.api import Api
 from deployments.home import Home, ServerRecord, checkout, read_record, write_record
 from deployments.prefect_profile import ProfileResult, write_profile
-from deployments.server import start_server, wait_healthy
+from deployments.server import PortLost, start_server, wait_healthy
 from deployments.workers import POOLS, deploy_all, start_workers, wait_online
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
 from trainer_core.line.lock import FileLock
 
 Say = Callable[[str], None]
-_WATCH_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
 
 
 def up(home: Home, *, database: str | None, say: Say) -> ServerRecord:
@@ -76,14 +76,18 @@ def _ensure_server(home: Home, record: ServerRecord, say: Say) -> ServerRecord:
         wait_healthy(home, record)
         say(f"the server already runs at {record.ui}")
         return record
-    port = record.port
-    record = start_server(home, record)
-    write_record(home, record)
-    if record.port != port:
-        say(f"port {port} is taken by a server that is not ours; using {record.port}")
-    say(f"starting the Prefect server at {record.ui}")
-    wait_healthy(home, record)
-    return record
+    while True:
+        wished = record.port
+        record = start_server(home, record)
+        write_record(home, record)
+        if record.port != wished:
+            say(f"port {wished} is taken by a server that is not ours; using {record.port}")
+        say(f"starting the Prefect server at {record.ui}")
+        try:
+            wait_healthy(home, record)
+        except PortLost:
+            continue
+        return record
 
 
 def _tell_profile(result: ProfileResult, say: Say) -> None:
@@ -103,12 +107,10 @@ def stay(home: Home, *, database: str | None, say: Say) -> None:
     previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         while not asked:
-            time.sleep(0.2 if asked else min(1.0, _WATCH_SECONDS))
             record = read_record(home)
-            if asked or (record.server_alive() and len(record.live_workers()) == len(POOLS)):
-                continue
-            say("a process ended; starting it again")
-            up(home, database=database, say=say)
+            if not record.server_alive() or len(record.live_workers()) < len(POOLS):
+                say("a process ended; starting it again")
+                up(home, database=database, say=say)
             time.sleep(_WATCH_SECONDS)
     finally:
         for number, handler in previous.items():

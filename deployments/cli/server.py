@@ -40,8 +40,11 @@ def up(
     _say(f"ready after {time.monotonic() - started:.0f} s: {record.ui} (logs in {home.logs})")
     if not foreground:
         return 0
-    stay(home, database=database, say=_say)
-    return 0 if take_down(home, wait_seconds=120.0, say=_say) else 1
+    try:
+        stay(home, database=database, say=_say)
+    finally:
+        gone = take_down(home, wait_seconds=120.0, say=_say)
+    return 0 if gone else 1
 
 
 def down(*, wait_seconds: float = 120.0) -> int:

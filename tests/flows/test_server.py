@@ -186,6 +186,33 @@ def test_down_stops_a_running_line_with_a_checkpoint_and_leaves_no_process(host:
     assert host.run("nstrain", "down").stdout.strip() == "nothing runs"
 
 
+def test_up_in_the_foreground_starts_again_what_ends_and_goes_down_on_sigterm(host: Host) -> None:
+    log = host.root / "foreground.log"
+    with open(log, "wb") as output:
+        service = subprocess.Popen(
+            [str(BIN / "nstrain"), "up", "--foreground"],
+            env=host.environment(),
+            cwd=host.root,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_for(sentence: str) -> None:
+        deadline = time.monotonic() + 240
+        while sentence not in log.read_text():
+            assert time.monotonic() < deadline and service.poll() is None, log.read_text()
+            time.sleep(0.2)
+
+    wait_for("ready after")
+    first = host.record.workers["control"]
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for("workers for control started")
+    assert host.record.workers["control"] != first and host.record.server_alive()
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(timeout=120) == 0, log.read_text()
+    assert processes_of(host.root) == []
+
+
 def _make_line(root: Path) -> Path:
     """A line `root`/trunk with minutes of work: nothing a test could reach the end of."""
     data = disk_line(root / "made", cycle_tokens=32_768, files=4, docs=1500, consumer=False)

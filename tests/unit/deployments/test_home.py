@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deployments.home import Home, ServerRecord, read_record, write_record
-from deployments.server import choose_port, port_free
+from deployments.server import PortLost, choose_port, listens, port_free, wait_healthy
 from deployments.settings import SETTINGS, prefect_environment
 from trainer_core.line.identity import ProcessIdentity
 
@@ -40,6 +41,29 @@ def test_a_taken_port_is_left_to_its_owner() -> None:
         chosen = choose_port(taken)
         assert chosen != taken and port_free(chosen)
     assert choose_port(taken) == taken
+
+
+def test_a_port_is_ours_only_if_our_process_has_it() -> None:
+    with socket.socket() as mine:
+        mine.bind(("127.0.0.1", 0))
+        mine.listen(1)
+        port = mine.getsockname()[1]
+        assert listens(ProcessIdentity.current(), port)
+        parent = ProcessIdentity.of(os.getppid())
+        assert parent is not None and not listens(parent, port)
+        assert not listens(replace(ProcessIdentity.current(), start_time="1"), port)
+    assert not listens(ProcessIdentity.current(), port)
+
+
+def test_a_server_that_lost_its_port_is_not_taken_for_the_one_that_has_it(tmp_path: Path) -> None:
+    """The recorded process has ended, and a stranger answers on the port."""
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen(1)
+        gone = replace(ProcessIdentity.current(), start_time="1")
+        record = ServerRecord(port=stranger.getsockname()[1], server=gone)
+        with pytest.raises(PortLost):
+            wait_healthy(Home(tmp_path), record, seconds=5)
 
 
 def test_the_environment_names_only_our_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
