@@ -212,8 +212,8 @@ class Session:
                 return Ending(returncode=None, detail=str(error))
             try:
                 self._record = replace(self._record, trainer=ProcessIdentity.of(child.pid))
-                self._enter("running", f"trainer {child.pid}, attempt {attempt}")
                 self._event("launched", f"trainer process {child.pid}, attempt {attempt}", attempt=attempt)
+                self._enter("running", f"trainer {child.pid}, attempt {attempt}")
                 ending = watch(
                     child,
                     self.paths,
@@ -262,8 +262,8 @@ class Session:
 
     def _waiting(self, state: State, reason: str) -> None:
         if self._record.state != state:
-            self._enter(state, reason)
             self._event(state.replace("-", "_"), reason)
+            self._enter(state, reason)
         elif self._due(reason):
             self.say(reason)
 

@@ -45,7 +45,7 @@ def run(session: Session) -> list[Verdict]:
     return verdicts
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -408,7 +408,7 @@ sys.stdin.read()
 _SUPERVISE = """
 import sys
 from pathlib import Path
-sys.path.insert(0, TOOLS)
+sys.path.insert(0, ROOT)
 from tests.tools.standin_line import standin_command
 from trainer_core.supervise.session import Session
 Session(Path(sys.argv[1]), cycles=1, by="test", command=standin_command).attempt()
