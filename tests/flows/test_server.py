@@ -10,18 +10,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
-from deployments.api import Api
-from deployments.home import Home, ServerRecord, read_record, write_record
 from deployments.workers import POOLS, declared_deployments, worker_name
+from tests.tools.host import BIN, Host, host_at, processes_of
 from tests.tools.tiny_data import disk_line
 from trainer_core.data.validation import make_heldout
 from trainer_core.line.checkpoints import newest
@@ -31,79 +28,24 @@ from trainer_core.ops.new import new_line
 
 pytestmark = pytest.mark.slow
 
-BIN = Path(sys.executable).parent
-
 
 @dataclass(frozen=True)
-class Host:
-    """A user's home with a server in it."""
+class CrowdedHost(Host):
+    """A host on which somebody else already listens where its server would."""
 
-    root: Path
-    """Work root of its host settings, and the user's home."""
     stranger: socket.socket
     """Listens on the port that the record asks for."""
 
-    @property
-    def home(self) -> Home:
-        return Home(self.root / ".nstrain" / "prefect")
-
-    @property
-    def record(self) -> ServerRecord:
-        return read_record(self.home)
-
-    @property
-    def api(self) -> Api:
-        return Api(self.record.url)
-
-    def environment(self, **more: str) -> dict[str, str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NSTRAIN"))}
-        host = {"HOME": str(self.root), "NSTRAIN_HOST": str(self.root / "host.json"), "DO_NOT_TRACK": "1"}
-        return clean | host | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"} | more
-
-    def without_settings(self) -> dict[str, str]:
-        """The environment of a terminal that never heard of the host settings."""
-        return {name: value for name, value in self.environment().items() if name != "NSTRAIN_HOST"}
-
-    def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """A command of the environment's bin directory, from a directory that is not the checkout."""
-        return subprocess.run(
-            [str(BIN / command[0]), *command[1:]],
-            env=self.environment(**more),
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-
-
-def processes_of(root: Path) -> list[psutil.Process]:
-    """Live processes that were started with this home."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("HOME") == str(root) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrowdedHost]:
     """A host whose wished port is a stranger's; whatever is left is ended."""
     root = tmp_path_factory.mktemp("host")
-    (root / "host.json").write_text(json.dumps({"format": "host/1", "work_root": str(root)}))
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen(8)
-        host = Host(root=root, stranger=stranger)
-        write_record(host.home, ServerRecord(port=stranger.getsockname()[1]))
-        try:
-            yield host
-        finally:
-            for process in processes_of(root):
-                process.kill()
+        with host_at(root, port=stranger.getsockname()[1]):
+            yield CrowdedHost(root=root, stranger=stranger)
 
 
 def test_up_brings_everything_up_beside_a_stranger(host: Host) -> None:

@@ -46,6 +46,10 @@ class Host:
         host = {"HOME": str(self.root), "NSTRAIN_HOST": str(self.root / "host.json"), "DO_NOT_TRACK": "1"}
         return clean | host | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"} | more
 
+    def without_settings(self) -> dict[str, str]:
+        """The environment of a terminal that never heard of the host settings."""
+        return {name: value for name, value in self.environment().items() if name != "NSTRAIN_HOST"}
+
     def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command of the environment's bin directory, from a directory that is not the checkout."""
         return subprocess.run(
