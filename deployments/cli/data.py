@@ -182,7 +182,7 @@ def plan(*, work: Path, cycles: int, dry_run: Flag = False, json: Flag = False) 
 
 @app.command
 def prepare(*, work: Path, cycle: int, json: Flag = False) -> int:
-    """Download, tokenise and publish one cycle; a published one is left as it is.
+    """Download, tokenize and publish one cycle; a published one is left as it is.
 
     Parameters
     ----------

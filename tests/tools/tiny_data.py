@@ -81,7 +81,7 @@ def one_consumer(*, row_length: int, tokens_per_update: int) -> Consumer:
 
 
 class KnownCounts:
-    """Document ends by source and path, as if every file were tokenised."""
+    """Document ends by source and path, as if every file were tokenized."""
 
     def __init__(self, lengths: Lengths) -> None:
         self.ends = {

@@ -1,4 +1,4 @@
-"""Writes the shards of a cycle from tokenised files: streams in, one file per segment and source out.
+"""Writes the shards of a cycle from tokenized files: streams in, one file per segment and source out.
 
 Knows neither plans nor manifests, only streams of document ranges and rows per segment, so that publishing a
 cycle and rebuilding it from its manifest are the same code. A source's windows in a segment overlap those of
@@ -22,7 +22,7 @@ from trainer_core.line.files import fsync_dir
 _SLICE = 1 << 20
 
 ReadFile = Callable[[str, str], Shard]
-"""The tokenised file of a source and path."""
+"""The tokenized file of a source and path."""
 
 
 @dataclass(frozen=True, kw_only=True)

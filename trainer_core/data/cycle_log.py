@@ -16,8 +16,8 @@ from trainer_core.line.paths import DataPaths
 _MESSAGES = {
     "planned": "Cycle {cycle} is planned: {num_rows} rows",
     "downloaded": "Cycle {cycle}: {files} source files are here and match their hashes",
-    "tokenize_started": "Cycle {cycle}: tokenising begins",
-    "tokenized": "Cycle {cycle}: {tokens} tokens are tokenised",
+    "tokenize_started": "Cycle {cycle}: tokenizing begins",
+    "tokenized": "Cycle {cycle}: {tokens} tokens are tokenized",
     "published": "Cycle {cycle} is ready to train",
     "consumed": "Cycle {cycle} is trained",
     "deleted": "Cycle {cycle}: shards deleted, {bytes} bytes",
@@ -38,7 +38,7 @@ def log_step(paths: DataPaths, cycle: int, kind: str, **details: Any) -> None:
         return
     record_event(
         paths.events,
-        kind=f"nstrain.data.{kind}",
+        kind=kind,
         message=_MESSAGES[kind].format(cycle=cycle, **details),
         cycle=cycle,
         **details,

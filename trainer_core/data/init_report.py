@@ -12,7 +12,7 @@ from trainer_core.data.calibrate import SourceCalibration
 from trainer_core.data.sources import DataLine
 
 OPEN_FILES = 3
-"""Tokenised files a stratum holds at once at most: two left open and the one being read."""
+"""Tokenized files a stratum holds at once at most: two left open and the one being read."""
 
 
 @dataclass(frozen=True, kw_only=True)

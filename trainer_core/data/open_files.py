@@ -1,6 +1,6 @@
-"""Tokenised files under `open/`: each pinned file once, kept while a cycle still needs documents of it.
+"""Tokenized files under `open/`: each pinned file once, kept while a cycle still needs documents of it.
 
-A tokenised file holds its training documents (held-out ones are decided first and left out) in an order
+A tokenized file holds its training documents (held-out ones are decided first and left out) in an order
 permuted by the line's seed, and in its metadata what was left out. It appears by rename, so it is whole or
 absent; a file made from other bytes, another tokenizer copy or another seed counts as absent.
 """
@@ -37,7 +37,7 @@ _GATHER_TOKENS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class OpenFacts:
-    """What tokenising a file found."""
+    """What tokenizing a file found."""
 
     documents: int
     """Documents to train on."""
@@ -50,7 +50,7 @@ class OpenFacts:
 
 
 class OpenFiles:
-    """The tokenised files of a data line."""
+    """The tokenized files of a data line."""
 
     def __init__(self, root: Path, line: DataLine) -> None:
         self._folder = DataPaths(root).open
@@ -69,7 +69,7 @@ class OpenFiles:
         return self._files[source, path][1]
 
     def shard(self, source: str, path: str) -> Shard | None:
-        """The tokens of a file, or None when it is not tokenised."""
+        """The tokens of a file, or None when it is not tokenized."""
         key = (source, path)
         if key not in self._shards:
             target = self.path(source, path)
@@ -83,11 +83,11 @@ class OpenFiles:
         return self._shards[key]
 
     def counts(self, source: str, path: str) -> DocEnds | None:
-        """Document ends of a tokenised file; None when it is not tokenised (the planner's question)."""
+        """Document ends of a tokenized file; None when it is not tokenized (the planner's question)."""
         return None if self.shard(source, path) is None else self._ends[source, path]
 
     def facts(self, source: str, path: str) -> OpenFacts:
-        """What tokenising a file found; the file must be tokenised."""
+        """What tokenizing a file found; the file must be tokenized."""
         shard = self.shard(source, path)
         assert shard is not None, path
         return OpenFacts(
@@ -103,7 +103,7 @@ class OpenFiles:
         return verify_file(Path(spec.folder), file)
 
     def tokenize(self, source: str, path: str) -> OpenFacts:
-        """Tokenise a file unless that is done; nothing half-made stays behind, whatever is raised."""
+        """Tokenize a file unless that is done; nothing half-made stays behind, whatever is raised."""
         if self.shard(source, path) is None:
             target = self.path(source, path)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class OpenFiles:
         self.path(source, path).unlink(missing_ok=True)
 
     def on_disk(self) -> list[tuple[str, str]]:
-        """(source, path) of every tokenised file; leftovers of a killed process are removed on the way."""
+        """(source, path) of every tokenized file; leftovers of a killed process are removed on the way."""
         found = []
         for spec in self._line.sources:
             folder = self._folder / spec.name

@@ -17,12 +17,12 @@ from trainer_core.line.files import sha256_json
 FORMAT = "data-state/1"
 
 DocEnds = NDArray[np.int64]
-"""Positions just after each document in a tokenised file."""
+"""Positions just after each document in a tokenized file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocRange:
-    """Neighbouring documents of a tokenised file (in their shuffled order, held-out ones left out)."""
+    """Neighbouring documents of a tokenized file (in their shuffled order, held-out ones left out)."""
 
     stratum: str
     """Stratum of the file."""
@@ -36,7 +36,7 @@ class DocRange:
     """Document after the last."""
 
     def start(self, ends: DocEnds) -> int:
-        """Position of the first token in the tokenised file."""
+        """Position of the first token in the tokenized file."""
         return (int(ends[self.doc_from - 1]) if self.doc_from else 0) + self.token_from
 
     def end(self, ends: DocEnds) -> int:

@@ -15,7 +15,7 @@ from trainer_core.data.consumer import Consumer
 from trainer_core.data.plan_state import PlanState
 from trainer_core.data.row_order import PartOrder, part_order, segment_bounds
 from trainer_core.data.sources import DataLine, Piece
-from trainer_core.data.strata import Untokenised
+from trainer_core.data.strata import Untokenized
 from trainer_core.data.streams import Estimate, FileCounts, SourcePlan, plan_stream
 from trainer_core.errors import Refused
 
@@ -57,7 +57,7 @@ class CyclePlan:
 
 
 class FilesNeeded(Exception):
-    """These files must be tokenised before the cycle can be planned."""
+    """These files must be tokenized before the cycle can be planned."""
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
         super().__init__(*files)
@@ -123,7 +123,7 @@ def plan_cycle(
             planned = plan_stream(
                 line, line.source(name), state, _segment_tokens(parts, name), counts, estimate
             )
-        except Untokenised as wanted:
+        except Untokenized as wanted:
             missing += [(name, path) for path in wanted.paths]
             continue
         if planned is not None:

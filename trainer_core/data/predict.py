@@ -1,7 +1,7 @@
 """How many cycles every stratum lasts, from the sizes measured at `data init`.
 
 An estimate in tokens: a cycle takes cycle_tokens x source share x stratum share of each stratum. Never plans:
-the exact counts are known only once a file is tokenised.
+the exact counts are known only once a file is tokenized.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from trainer_core.line.paths import DataPaths
 
 @dataclass(frozen=True, kw_only=True)
 class FileRef:
-    """A source file that a cycle needs tokenised."""
+    """A source file that a cycle needs tokenized."""
 
     source: str
     """Source by nickname."""
@@ -51,7 +51,7 @@ class FileRef:
 
 
 class CyclePreparer:
-    """Downloads, tokenises, publishes and deletes the cycles of one data line."""
+    """Downloads, tokenizes, publishes and deletes the cycles of one data line."""
 
     def __init__(self, work: Path) -> None:
         """Open the line; nothing is read from its sources yet."""
@@ -72,7 +72,7 @@ class CyclePreparer:
         return all((folder / shard["path"]).exists() for shards in manifest.shards() for shard in shards)
 
     def needed(self, cycle: int) -> list[FileRef]:
-        """Files still to download and tokenise, by estimate until exact counts are known; [] = none."""
+        """Files still to download and tokenize, by estimate until exact counts are known; [] = none."""
         return [
             FileRef(source=source, path=path, size=self.files.pinned(source, path).size)
             for source, path in self._needed(cycle)
@@ -87,7 +87,7 @@ class CyclePreparer:
             return self._fetch(cycle, files)
 
     def tokenize(self, cycle: int) -> dict[str, Any]:
-        """Tokenise what the cycle needs, publish it, and advance the state; done work is not repeated."""
+        """Tokenize what the cycle needs, publish it, and advance the state; done work is not repeated."""
         with self._working():
             if not self.published(cycle):
                 while needed := self._needed(cycle):
@@ -131,7 +131,7 @@ class CyclePreparer:
 
     def _needed(self, cycle: int) -> list[tuple[str, str]]:
         if self.has_manifest(cycle):
-            return [] if self.published(cycle) else self._untokenised(cycle)
+            return [] if self.published(cycle) else self._untokenized(cycle)
         state = current_state(self.paths)
         if cycle != state.next_cycle:
             raise Refused(
@@ -144,8 +144,8 @@ class CyclePreparer:
             return list(wanted.files)
         return []
 
-    def _untokenised(self, cycle: int) -> list[tuple[str, str]]:
-        """Files of a planned cycle that are not tokenised (any more)."""
+    def _untokenized(self, cycle: int) -> list[tuple[str, str]]:
+        """Files of a planned cycle that are not tokenized (any more)."""
         streams = read_manifest(self.paths.manifest(cycle)).streams()
         wanted = dict.fromkeys((name, docs.path) for name, stream in streams.items() for docs in stream)
         return [key for key in wanted if self.files.shard(*key) is None]
@@ -198,7 +198,7 @@ class CyclePreparer:
 
     def _rebuild(self, cycle: int, out: Path) -> None:
         manifest = read_manifest(self.paths.manifest(cycle))
-        for source, path in self._untokenised(cycle):
+        for source, path in self._untokenized(cycle):
             self.files.tokenize(source, path)
         shards = write_segments(
             out, manifest.segments(), manifest.streams(), self._read, self.line.token_dtype
@@ -221,7 +221,7 @@ class CyclePreparer:
         return shard
 
     def _sweep(self, state: PlanState) -> None:
-        """Delete tokenised files of which no document is left to train, and leftovers of killed processes."""
+        """Delete tokenized files of which no document is left to train, and leftovers of killed processes."""
         for source, path in self.files.on_disk():
             if self._used_up(state, source, path):
                 self.files.forget(source, path)

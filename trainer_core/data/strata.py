@@ -19,7 +19,7 @@ LEFT_OPEN = 2
 """Files of a stratum that are used in parts; all other open files are used up whole."""
 
 Counts = Callable[[str], DocEnds | None]
-"""Document ends of a tokenised file by its path, or None while it is not tokenised."""
+"""Document ends of a tokenized file by its path, or None while it is not tokenized."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class StratumFiles:
     """Tokens expected in each file; decides only how many files are fetched at once."""
 
 
-class Untokenised(Exception):
-    """Files must be tokenised before the plan can be made."""
+class Untokenized(Exception):
+    """Files must be tokenized before the plan can be made."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(*paths)
@@ -60,7 +60,7 @@ class StratumTake:
         self._next: dict[str, int] = {}
         lost = [file.path for file in state.open if not self._add(file.path, file.next_doc)]
         if lost:
-            raise Untokenised(lost)
+            raise Untokenized(lost)
 
     def take(self, target: int) -> None:
         """Take documents up to the end nearest to `target` tokens."""
@@ -91,7 +91,7 @@ class StratumTake:
                 return False
             path = self.files.files[self._next_file]
             if not self._add(path, 0):
-                raise Untokenised([path])
+                raise Untokenized([path])
             self._next_file += 1
 
     def owed(self, credit: int) -> int:
@@ -130,7 +130,7 @@ class StratumTake:
         return True
 
     def _open_until(self, target: int) -> None:
-        """Open files until they hold `target` tokens; asks for untokenised ones by their estimates."""
+        """Open files until they hold `target` tokens; asks for untokenized ones by their estimates."""
         left = sum(self._left(path) for path in self._next)
         missing: list[str] = []
         last = self._next_file
@@ -145,7 +145,7 @@ class StratumTake:
                 left += _position(ends, len(ends))
             last += 1
         if missing:
-            raise Untokenised(missing)
+            raise Untokenized(missing)
         if left < target:
             raise DataUsedUp(
                 f"{self._where}: used up, {target - left:,} tokens short; "

@@ -15,11 +15,11 @@ import numpy as np
 from trainer_core.data.order import permutation
 from trainer_core.data.plan_state import DocEnds, DocRange, PlanState, SourceState, StratumState
 from trainer_core.data.sources import DataLine, SourceSpec
-from trainer_core.data.strata import StratumFiles, StratumTake, Untokenised, cut_ranges
+from trainer_core.data.strata import StratumFiles, StratumTake, Untokenized, cut_ranges
 from trainer_core.errors import DataUsedUp
 
 FileCounts = Callable[[str, str], DocEnds | None]
-"""Document ends of a tokenised file by source and path; None while it is not tokenised."""
+"""Document ends of a tokenized file by source and path; None while it is not tokenized."""
 
 Estimate = Callable[[str, str], int]
 """Tokens expected in a file, by source and path."""
@@ -54,7 +54,7 @@ def plan_stream(
 ) -> tuple[SourcePlan, SourceState] | None:
     """A source's stream and its state afterwards; None when the cycle has no row of it.
 
-    `shares` are the tokens that the source's rows train up to the end of each segment. Raises Untokenised.
+    `shares` are the tokens that the source's rows train up to the end of each segment. Raises Untokenized.
     """
     cycle, name = state.next_cycle, spec.name
     trained = shares[-1]
@@ -89,7 +89,7 @@ def _known(name: str, counts: FileCounts, paths: Sequence[str]) -> Callable[[str
     """Counts that must be there; asks for the named files when they are not."""
     missing = [path for path in dict.fromkeys(paths) if counts(name, path) is None]
     if missing:
-        raise Untokenised(missing)
+        raise Untokenized(missing)
 
     def known(path: str) -> DocEnds:
         ends = counts(name, path)
@@ -121,10 +121,10 @@ def _take(
                     f"cycle {cycle}, source {spec.name}, stratum {stratum.name}",
                 )
             )
-        except Untokenised as wanted:
+        except Untokenized as wanted:
             missing += wanted.paths
     if missing:
-        raise Untokenised(missing)
+        raise Untokenized(missing)
     return takes
 
 
@@ -135,10 +135,10 @@ def _fill(takes: Sequence[StratumTake], credit: int, demand: int, where: str) ->
     for take in takes:
         try:
             take.take(take.owed(credit) // total)
-        except Untokenised as wanted:
+        except Untokenized as wanted:
             missing += wanted.paths
     if missing:
-        raise Untokenised(missing)
+        raise Untokenized(missing)
 
     def debt(take: StratumTake) -> int:
         return take.owed(credit) - take.taken_tokens * total

@@ -1,6 +1,6 @@
 """Documents out of files: parquet, JSON lines (plain, gzip, zstd) and plain text, one iterator for all.
 
-Never tokenises and never decides what is held out. What it promises:
+Never tokenizes and never decides what is held out. What it promises:
 
 - Every document of a file comes, in the file's order, or the whole file is refused: a cut or damaged file
   always raises, at the latest when the iterator ends, so a caller must publish nothing before that.

@@ -54,7 +54,7 @@ def test_a_cycle_from_sources_to_shards_and_away(tmp_path: Path) -> None:
             assert len(read_shard(shard).tokens) == record["tokens"]
     assert kinds(work, 0) == ["downloaded", "tokenize_started", "planned", "tokenized", "published"]
     events = [row["kind"] for row in read_jsonl(paths.events)]
-    assert events == [f"nstrain.data.{kind}" for kind in kinds(work, 0)]
+    assert events == kinds(work, 0)
     assert preparer.delete_cycle(0) is True
     assert preparer.delete_cycle(0) is False
     assert preparer.has_manifest(0) and not preparer.published(0)
@@ -135,7 +135,7 @@ def bytes_of(encoder: Any, ids: np.ndarray) -> bytes:
 def test_a_kill_at_any_file_operation_is_repaired(tmp_path: Path) -> None:
     base = disk_line(tmp_path / "base", shares={"code": 1}, cycle_tokens=1500, docs=15, segments=1)
     cycle = 0
-    while cycle == 0 or not CyclePreparer(base).needed(cycle):  # the case must tokenise as well
+    while cycle == 0 or not CyclePreparer(base).needed(cycle):  # the case must tokenize as well
         prepare(base, cycle)
         cycle += 1
     untouched = published_bytes(base)
@@ -246,7 +246,7 @@ def test_a_rebuild_from_other_text_is_refused(tmp_path: Path) -> None:
         CyclePreparer(work).tokenize(0)
 
 
-def test_tokenised_files_leave_when_they_are_used_up(tmp_path: Path) -> None:
+def test_tokenized_files_leave_when_they_are_used_up(tmp_path: Path) -> None:
     work = disk_line(tmp_path, cycle_tokens=3000)
     prepare(work, 0, 1)
     state = json.loads(DataPaths(work).state.read_text())
