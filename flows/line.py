@@ -34,7 +34,6 @@ from trainer_core.line.config import load_run
 from trainer_core.line.cycles import Action, Delete, Download, LineFacts, Tokenize, Train, next_actions
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.line.stop import request_stop
-from trainer_core.ops.facts import NOTHING_TO_DO, read_facts
 from trainer_core.supervise.lease import refuse_if_run
 from trainer_core.supervise.session import Session
 from trainer_core.supervise.spawn import Command, trainer_command
@@ -60,6 +59,8 @@ def run_line(
     step_command: data_tasks.StepCommand = data_tasks.step_command,
 ) -> State[Any]:
     """Run a line inside a flow and return the flow's final state."""
+    from trainer_core.ops.facts import NOTHING_TO_DO, read_facts  # loads the data packages: not at import
+
     host = load_host()
     root = line_root(line)
     checked = check_line(root, return_state=True)
