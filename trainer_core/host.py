@@ -63,7 +63,7 @@ def load_host() -> HostSettings:
     A missing default file means no settings; a file named by $NSTRAIN_HOST must exist.
     """
     path = host_file()
-    if not path.exists() and "NSTRAIN_HOST" not in os.environ:
+    if not path.exists() and not os.environ.get("NSTRAIN_HOST"):
         return HostSettings()
     try:
         settings = HostSettings.model_validate(read_json(path))
