@@ -210,12 +210,12 @@ def _kill_in_training(life: Life) -> int:
             read_record(life.paths),
             newest(life.paths),
         )
-        fresh = beat is not None and record.trainer is not None and beat["pid"] == record.trainer.pid
-        if fresh and beat["stage"] == "training" and point is not None and life.update >= point.update + 2:
+        fresh = beat is not None and record.trainer is not None and beat.process == record.trainer
+        if fresh and beat.stage == "training" and point is not None and life.update >= point.update + 2:
             os.kill(record.trainer.pid, signal.SIGKILL)
             beat = read_heartbeat(life.paths.heartbeat)
             assert beat is not None
-            assert beat["stage"] == "training"
+            assert beat.stage == "training"
             return life.update
         time.sleep(0.02)
     raise AssertionError("the trainer was never seen in training")

@@ -18,7 +18,7 @@ from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.reading import last_line, newest_update
 from trainer_core.supervise.record import read_record
-from trainer_core.supervise.watch import read_heartbeat
+from trainer_core.telemetry.heartbeat import read_heartbeat
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tools.real_line import CYCLE_TOKENS, UPDATE_TOKENS, make_real_line
+from tests.tools.run_json import run_json
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import LinePaths
@@ -27,26 +28,13 @@ def make_line(
 ) -> LinePaths:
     """A line at `root` whose stand-in follows `script`; failures are retried at once."""
     root.mkdir(parents=True)
-    run = {
-        "format": "run/1",
-        "model": {"name": "standin", "family": "llama", "vocab_size": 4096, "config": {}},
-        "data": str(data or root.parent / "data"),
-        "schedule": [{"from": 0, "to": None, "kind": "constant"}],
-        "tokens_per_update": 100,
-        "optimizer": {
-            "peak_lr": 1e-3,
-            "min_lr": 0.0,
-            "betas": [0.9, 0.95],
-            "eps": 1e-8,
-            "weight_decay": 0.1,
-            "clip": 1.0,
-        },
-        "lengths": [{"length": 10, "rows": 1}],
-        "seed": 1,
-        "validation": {"every_updates": 100, "rows_per_stratum": 1},
-        "checkpoints": {"every_updates": 4},
-        "guards": {"backoff_seconds": 0.0, **(guards or {})},
-    }
+    run = run_json(
+        data=str(data or root.parent / "data"),
+        tokens_per_update=100,
+        lengths=[{"length": 10, "rows": 1}],
+        checkpoints={"every_updates": 4},
+        guards={"backoff_seconds": 0.0, **(guards or {})},
+    )
     write_json(root / "run.json", run)
     write_json(root / "standin.json", script)
     return LinePaths(root)

@@ -28,7 +28,7 @@ from typing import Any
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.events import record_event
 from trainer_core.line.files import read_json, write_json
-from trainer_core.line.identity import boot_id
+from trainer_core.line.identity import ProcessIdentity
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import DataPaths, LinePaths
@@ -132,7 +132,7 @@ class Standin:
 
     def beat(self, stage: str) -> None:
         beat = {"format": "heartbeat/1", "time": time.time(), "monotonic": time.monotonic()}
-        beat |= {"update": self.update, "stage": stage, "pid": os.getpid(), "boot_id": boot_id()}
+        beat |= {"update": self.update, "stage": stage, **ProcessIdentity.current().to_dict()}
         write_json(self.paths.heartbeat, beat)
 
     def checkpoint(self, kept: str | None) -> None:

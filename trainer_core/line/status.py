@@ -11,10 +11,10 @@ from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.files import iterate_jsonl, read_json
-from trainer_core.line.identity import ProcessIdentity
 from trainer_core.line.ledger import live_rows
 from trainer_core.line.lock import held
 from trainer_core.line.paths import DataPaths, LinePaths
+from trainer_core.telemetry.heartbeat import read_heartbeat
 
 ENDED = (
     "finished",
@@ -29,6 +29,7 @@ ENDED = (
 """States of a line that nobody runs."""
 
 _RECENT_UPDATES = 50
+_WAITS = ("awaiting-gpu", "backoff")
 _STAGES = {"loading": "starting", "capture": "starting", "finishing": "stopping"}
 
 
@@ -75,17 +76,15 @@ def _state(
     paths: LinePaths, config: RunConfig, last: dict[str, Any], events: list[dict[str, Any]]
 ) -> tuple[str, str]:
     """State and its reason in a sentence."""
-    beat = _read(paths.heartbeat)
-    trainer = ProcessIdentity.from_dict(beat)
+    beat = read_heartbeat(paths.heartbeat)
     if held(paths.lock):
         if paths.stop.exists():
             return "stopping", "a stop was requested"
-        if trainer is not None and trainer.alive():
-            stage = str(beat.get("stage", "starting"))
-            return _STAGES.get(stage, stage), f"last heartbeat {time.time() - beat.get('time', 0):.0f} s ago"
-        event = events[-1] if events else {}
-        kind = str(event.get("kind", "")).replace("_", "-")
-        return kind if kind in ("awaiting-gpu", "backoff") else "starting", str(event.get("message", ""))
+        if beat is not None and beat.process.alive():
+            return _STAGES.get(beat.stage, beat.stage), f"last heartbeat {time.time() - beat.time:.0f} s ago"
+        record = _read(paths.supervisor)
+        state = record.get("state")
+        return state if state in _WAITS else "starting", str(record.get("reason", ""))
     if config.end_tokens is not None and last.get("tokens", 0) >= config.end_tokens:
         return "finished", "the schedule has ended"
     for event in reversed(events):

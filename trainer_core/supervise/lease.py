@@ -18,7 +18,8 @@ from trainer_core.line.lock import Busy, FileLock, held, holder
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.record import SupervisorRecord, read_record
-from trainer_core.supervise.watch import end_stranger, read_heartbeat
+from trainer_core.supervise.watch import end_stranger
+from trainer_core.telemetry.heartbeat import read_heartbeat
 
 _SETTLE_SECONDS = 2.0
 """Time a holder has to write its name into a lock it has just taken."""
@@ -117,7 +118,7 @@ def _end_if_silent(
     if trainer is None or not trainer.alive():
         return
     beat = read_heartbeat(paths.heartbeat)
-    own = beat is not None and (beat.pid, beat.boot_id) == (trainer.pid, trainer.boot_id)
+    own = beat is not None and beat.process == trainer
     last = max(started, beat.monotonic) if beat is not None and own else started
     if time.monotonic() - last > timeout_seconds:
         end_stranger(trainer, policy=policy)

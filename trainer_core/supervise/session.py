@@ -30,7 +30,8 @@ from trainer_core.supervise.outcome import Ending, Verdict, judge
 from trainer_core.supervise.reading import last_attempt, last_line, last_words, newest_update
 from trainer_core.supervise.record import State, SupervisorRecord, read_record, write_record
 from trainer_core.supervise.spawn import Command, Launch, note, start, trainer_command
-from trainer_core.supervise.watch import read_heartbeat, watch
+from trainer_core.supervise.watch import watch
+from trainer_core.telemetry.heartbeat import read_heartbeat
 
 
 class Session:
@@ -98,7 +99,7 @@ class Session:
     def stage(self) -> str | None:
         """What the running trainer last said it was doing; None while none runs or has said anything."""
         beat, trainer = read_heartbeat(self.paths.heartbeat), self._record.trainer
-        if self.idle.is_set() or beat is None or trainer is None or beat.pid != trainer.pid:
+        if self.idle.is_set() or beat is None or trainer is None or beat.process != trainer:
             return None
         return beat.stage
 

@@ -6,56 +6,24 @@ counts only if it comes from this very process, so an older trainer's file neith
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_core.line.identity import ProcessIdentity, boot_id
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.outcome import Ending
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heartbeat:
-    """The trainer's last sign of life."""
-
-    pid: int
-    """Process that wrote it."""
-    boot_id: str
-    """Boot in which it did."""
-    monotonic: float
-    """The host's monotonic clock at that moment, seconds since boot."""
-    update: int
-    """Updates done."""
-    stage: str
-    """What the trainer was doing."""
-
-
-def read_heartbeat(path: Path) -> Heartbeat | None:
-    """The heartbeat file, or None when it is missing or unreadable."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return Heartbeat(
-            pid=int(value["pid"]),
-            boot_id=str(value["boot_id"]),
-            monotonic=float(value["monotonic"]),
-            update=int(value["update"] or 0),
-            stage=str(value["stage"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+from trainer_core.telemetry.heartbeat import read_heartbeat
 
 
 def silent_seconds(path: Path, pid: int, *, since: float, now: float) -> float:
     """Seconds since process `pid` last gave a sign of life; its start at `since` counts as one."""
     beat = read_heartbeat(path)
-    own = beat is not None and beat.pid == pid and beat.boot_id == boot_id()
+    own = beat is not None and beat.process.pid == pid and beat.process.boot_id == boot_id()
     return now - max(since, beat.monotonic if beat is not None and own else since)
 
 

@@ -237,7 +237,8 @@ class Loop:
                 micro_rows=self._shape.rows,
                 beat=lambda: self._beat("validating"),
             )
-        row = {"time": time.time(), "tokens": self.progress.tokens, **losses}
+        readings = {name: _finite(loss) for name, loss in losses.items()}
+        row = {"time": time.time(), "tokens": self.progress.tokens, **readings}
         self._p.ledger.append("validation", self.progress.update, row)
         mix = losses[f"val_{self._shape.length}/mix"]
         self._p.say(f"update {self.progress.update}  validation mix {mix:.4f}")

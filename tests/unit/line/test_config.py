@@ -4,33 +4,21 @@ import json
 
 import pytest
 
+from tests.tools.run_json import run_json
 from trainer_core.errors import Refused
 from trainer_core.line.config import check_kept, load_run, parse_run, save_run
 from trainer_core.line.paths import LinePaths
 
 
 def good() -> dict:
-    return {
-        "model": {"name": "llama-nano-cpu", "family": "llama", "vocab_size": 512, "config": {"layers": 2}},
-        "data": "/data/line",
-        "schedule": [
+    return run_json(
+        schedule=[
             {"from": 0, "to": "1_024", "kind": "warmup"},
             {"from": 1024, "to": None, "kind": "constant"},
         ],
-        "tokens_per_update": 256,
-        "optimizer": {
-            "peak_lr": 0.01,
-            "min_lr": 0.001,
-            "betas": [0.9, 0.95],
-            "eps": 1e-8,
-            "weight_decay": 0.1,
-            "clip": 1.0,
-        },
-        "lengths": [{"length": 32, "rows": 4}],
-        "seed": 0,
-        "validation": {"every_updates": 8, "rows_per_stratum": 2},
-        "checkpoints": {"every_updates": 8},
-    }
+        tokens_per_update=256,
+        lengths=[{"length": 32, "rows": 4}],
+    )
 
 
 def test_a_good_file_round_trips(tmp_path):

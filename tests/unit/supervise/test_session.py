@@ -166,12 +166,7 @@ def test_a_silent_trainer_is_ended_and_counted(tmp_path: Path, how: str) -> None
 def test_heartbeat_of_another_process_does_not_count(tmp_path: Path) -> None:
     guards = {"heartbeat_timeout_seconds": 1.0}
     paths = make_line(tmp_path / "line", guards=guards, acts=[{"attempt": 1, "update": 0, "do": "hang"}])
-    beat = {
-        "pid": os.getpid(),
-        "boot_id": ProcessIdentity.current().boot_id,
-        "update": 3,
-        "stage": "training",
-    }
+    beat = {"time": 0.0, "update": 3, "stage": "training", **ProcessIdentity.current().to_dict()}
     session = session_of(paths)
     stop = threading.Event()
 

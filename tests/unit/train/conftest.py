@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.tools.memory_rows import MemoryRows
+from tests.tools.run_json import run_json
 from trainer_core.engine.backends.eager import EagerBackend
 from trainer_core.engine.flat import flat_state
 from trainer_core.engine.step import Step
@@ -24,37 +25,22 @@ from trainer_core.train.saving import Saver
 torch.set_num_threads(1)
 
 
-def run_json(**changes) -> dict:
+def three_cycles(**changes) -> dict:
     """16 rows of 16 tokens a cycle, 4 rows an update: 4 updates a cycle; the schedule ends after 3 cycles."""
-    value = {
-        "model": {
-            "name": "llama-nano-cpu",
-            "family": "llama",
-            "vocab_size": 64,
-            "config": {"layers": 1, "width": 16, "heads": 2, "ffn": 32},
-        },
-        "data": "/memory",
-        "schedule": [
+    model = {"layers": 1, "width": 16, "heads": 2, "ffn": 32}
+    value = run_json(
+        model={"name": "llama-nano-cpu", "family": "llama", "vocab_size": 64, "config": model},
+        schedule=[
             {"from": 0, "to": 128, "kind": "warmup"},
             {"from": 128, "to": 512, "kind": "constant"},
             {"from": 512, "to": 768, "kind": "decay"},
         ],
-        "tokens_per_update": 64,
-        "optimizer": {
-            "peak_lr": 0.01,
-            "min_lr": 0.001,
-            "betas": [0.9, 0.95],
-            "eps": 1e-8,
-            "weight_decay": 0.1,
-            "clip": 1.0,
-        },
-        "lengths": [{"length": 16, "rows": 3}],
-        "seed": 0,
-        "validation": {"every_updates": 3, "rows_per_stratum": 2},
-        "checkpoints": {"every_updates": 2, "keep_last": 2},
-        "print_every": 1,
-    }
-    return {**value, **changes}
+        lengths=[{"length": 16, "rows": 3}],
+        validation={"every_updates": 3, "rows_per_stratum": 2},
+        checkpoints={"every_updates": 2, "keep_last": 2},
+        print_every=1,
+    )
+    return value | changes
 
 
 class Rig:
@@ -72,7 +58,7 @@ class Rig:
     def loop(self, *, wait: bool = True) -> Loop:
         """A fresh trainer at the newest checkpoint, as a new process would make it."""
         self.attempt += 1
-        config = parse_run(run_json(**self.changes), self.paths.run_json)
+        config = parse_run(three_cycles(**self.changes), self.paths.run_json)
         discard_partial(self.paths)
         point = find_resume_point(self.paths)
         model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)

@@ -134,8 +134,8 @@ def test_waiting_beats_and_goes_on_when_the_cycle_is_published(rig, reference):
     thread.start()
     try:
         deadline = time.monotonic() + 60
-        while (read_heartbeat(line.paths.heartbeat) or {}).get("stage") != "awaiting-data" or (
-            not line.paths.checkpoint(4).exists()
+        while not line.paths.checkpoint(4).exists() or (
+            (beat := read_heartbeat(line.paths.heartbeat)) is None or beat.stage != "awaiting-data"
         ):
             assert time.monotonic() < deadline
             time.sleep(0.02)
