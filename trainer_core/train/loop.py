@@ -40,9 +40,9 @@ class Stopped(Exception):
         super().__init__(reason.message)
 
 
-@dataclass(kw_only=True)
-class Parts:
-    """The named parts a loop is made of."""
+@dataclass(kw_only=True, eq=False)
+class Loop:
+    """Trains one line from where it stands; the fields are the parts it is made of."""
 
     paths: LinePaths
     """Files of the line."""
@@ -60,31 +60,27 @@ class Parts:
     """Heartbeat file."""
     control: Control
     """Reasons to stop."""
+    progress: Progress
+    """Where the line stands; moves on with every update."""
     attempt: int
     """Launch of the trainer, counted over the line's life."""
+    skipped_run: int = 0
+    """Updates in a row that were skipped just before `progress`."""
     wait_for_data: bool = True
     """Wait for a cycle that is not published; else NoData."""
     say: Callable[[str], None] = print
     """Where lines for people go (run.log)."""
 
-
-class Loop:
-    """Trains one line from where it stands."""
-
-    def __init__(self, parts: Parts, progress: Progress, *, skipped_run: int = 0) -> None:
-        """`skipped_run`: updates in a row that were skipped just before `progress`."""
-        self._p = parts
-        self.progress = progress
-        self._shape: Length = parts.config.lengths[0]
+    def __post_init__(self) -> None:
+        self._shape: Length = self.config.lengths[0]
         self._watch = Stopwatch()
-        self._validation: ValidationRows = parts.rows.validation(self._shape.length)
+        self._validation: ValidationRows = self.rows.validation(self._shape.length)
         self._cycle: tuple[int, tuple[Part, ...]] | None = None
-        self._skipped_run = skipped_run
 
     @property
     def finished(self) -> bool:
         """Whether the schedule has ended."""
-        end = self._p.config.end_tokens
+        end = self.config.end_tokens
         return end is not None and self.progress.tokens >= end
 
     def run(self, target: int | None) -> None:
@@ -101,7 +97,7 @@ class Loop:
                 self._train_cycle()
             self._drain()
         except BaseException as error:
-            self._p.saver.settle(error)
+            self.saver.settle(error)
             raise
 
     def _train_cycle(self) -> None:
@@ -110,7 +106,7 @@ class Loop:
         parts = self._parts(cycle)
         if self.progress.expected_tokens(parts) != self.progress.tokens:
             raise Refused(
-                f"{self._p.config.data}: cycle {cycle}: the manifest puts this position at "
+                f"{self.config.data}: cycle {cycle}: the manifest puts this position at "
                 f"{self.progress.expected_tokens(parts)} tokens, the line is at {self.progress.tokens}; "
                 "this data line was planned for another history"
             )
@@ -120,7 +116,7 @@ class Loop:
 
     def _update(self, parts: tuple[Part, ...]) -> None:
         """One optimizer update and its ledger row."""
-        config, before = self._p.config, self.progress
+        config, before = self.config, self.progress
         part = parts[before.position.part]
         count = update_rows(
             tokens_per_update=config.tokens_per_update,
@@ -132,22 +128,22 @@ class Loop:
         assert count > 0, "an update without rows"
         self._beat("training")
         with self._watch.cause("data"):
-            batch = self._p.rows.rows(before.position, count)
+            batch = self.rows.rows(before.position, count)
         after = before.after_rows(count, parts)
         scalars = self._scalars(before, after)
         with self._watch.cause("train"):
             size = self._shape.rows
             micro = [batch.ids[start : start + size] for start in range(0, count, size)]
-            result = self._p.step.update(micro, scalars)
+            result = self.step.update(micro, scalars)
         self.progress = after
         self._record(before, batch, scalars, result)
 
     def _scalars(self, before: Progress, after: Progress) -> UpdateScalars:
         """Rate and decay are read at the update's end token."""
-        optimizer = self._p.config.optimizer
+        optimizer = self.config.optimizer
         return UpdateScalars(
             lr=learning_rate(
-                self._p.config.rate_pieces,
+                self.config.rate_pieces,
                 after.tokens,
                 peak_lr=optimizer.peak_lr,
                 min_lr=optimizer.min_lr,
@@ -176,7 +172,7 @@ class Loop:
             "rows": batch.source_rows,
             "samples": batch.samples,
             "shape": f"{self._shape.rows}x{self._shape.length}",
-            "mode": self._p.config.exactness,
+            "mode": self.config.exactness,
             "train/loss": _finite(result.loss),
             "lr": scalars.lr,
             "weight_decay": scalars.weight_decay,
@@ -185,19 +181,19 @@ class Loop:
             **{f"train/grad_norm/{label}": _finite(norm) for label, norm in result.norms.items()},
             "seconds": self._watch.take(),
         }
-        self._p.ledger.append("update", progress.update, row)
-        if progress.update % self._p.config.print_every == 0:
-            self._p.say(
+        self.ledger.append("update", progress.update, row)
+        if progress.update % self.config.print_every == 0:
+            self.say(
                 f"update {progress.update}  tokens {progress.tokens:,}  cycle {where.cycle}  "
                 f"loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  lr {scalars.lr:.3e}"
             )
         self._check_finite(result)
 
     def _check_finite(self, result: UpdateResult) -> None:
-        self._skipped_run = self._skipped_run + 1 if result.skipped else 0
-        if self._skipped_run >= self._p.config.guards.max_nonfinite:
+        self.skipped_run = self.skipped_run + 1 if result.skipped else 0
+        if self.skipped_run >= self.config.guards.max_nonfinite:
             raise NonFinite(
-                f"{self._p.paths.root}: {self._skipped_run} updates in a row had a non-finite gradient norm, "
+                f"{self.paths.root}: {self.skipped_run} updates in a row had a non-finite gradient norm, "
                 f"the last is {self.progress.update}; the last checkpoint is intact. Lower the learning rate "
                 "or look at the data of these updates"
             )
@@ -205,13 +201,13 @@ class Loop:
     def _boundary(self) -> None:
         """What is due between two updates: validation, checkpoint, stop."""
         ended_cycle = self.progress.at_cycle_start
-        every = self._p.config.validation.every_updates
+        every = self.config.validation.every_updates
         if ended_cycle or self.finished or self.progress.update % every == 0:
             self._validate()
         kept = "end" if self.finished else "cycle-end" if ended_cycle else None
-        if self._p.saver.due(self.progress, kept):
+        if self.saver.due(self.progress, kept):
             self._save(kept)
-        self._p.saver.poll()
+        self.saver.poll()
         if ended_cycle:
             cycle = self.progress.position.cycle - 1
             self._event("cycle_completed", f"cycle {cycle} is trained", cycle=cycle)
@@ -220,7 +216,7 @@ class Loop:
     def _poll_stop(self) -> None:
         """Stop here, after a checkpoint, when there is a reason to."""
         where = self.progress.position
-        reason = self._p.control.poll(
+        reason = self.control.poll(
             update=self.progress.update, cycles_done=where.cycle, at_cycle_end=self.progress.at_cycle_start
         )
         if reason is not None:
@@ -233,31 +229,31 @@ class Loop:
         with self._watch.cause("validation"):
             losses = validate(
                 self._validation,
-                self._p.step.evaluate,
+                self.step.evaluate,
                 micro_rows=self._shape.rows,
                 beat=lambda: self._beat("validating"),
             )
         readings = {name: _finite(loss) for name, loss in losses.items()}
         row = {"time": time.time(), "tokens": self.progress.tokens, **readings}
-        self._p.ledger.append("validation", self.progress.update, row)
+        self.ledger.append("validation", self.progress.update, row)
         mix = losses[f"val_{self._shape.length}/mix"]
-        self._p.say(f"update {self.progress.update}  validation mix {mix:.4f}")
+        self.say(f"update {self.progress.update}  validation mix {mix:.4f}")
 
     def _save(self, kept: str | None) -> None:
         self._beat("checkpointing")
         with self._watch.cause("checkpoint"):
-            self._p.saver.save(
+            self.saver.save(
                 self.progress,
                 kept=kept,
                 position_proof=self._proof(),
-                attempt=self._p.attempt,
+                attempt=self.attempt,
                 beat=lambda: self._beat("checkpointing"),
             )
 
     def _drain(self) -> None:
         """Wait until everything saved is published."""
         with self._watch.cause("checkpoint"):
-            self._p.saver.wait(lambda: self._beat("checkpointing"))
+            self.saver.wait(lambda: self._beat("checkpointing"))
 
     def _proof(self) -> dict[str, Any]:
         """Digests that a resume inside a cycle compares; a cycle that has not begun has none yet."""
@@ -269,29 +265,29 @@ class Loop:
     def _await_cycle(self) -> None:
         """Wait inside, with heartbeats, until the current cycle is published."""
         cycle = self.progress.position.cycle
-        if self._p.rows.ready(cycle):
+        if self.rows.ready(cycle):
             return
-        if not self._p.wait_for_data:
-            raise NoData(f"{self._p.config.data}: cycle {cycle} is not prepared (run `nstrain data prepare`)")
+        if not self.wait_for_data:
+            raise NoData(f"{self.config.data}: cycle {cycle} is not prepared (run `nstrain data prepare`)")
         self._event("awaiting_data", f"cycle {cycle} is not ready yet", cycle=cycle)
-        self._p.say(f"waiting for cycle {cycle}")
+        self.say(f"waiting for cycle {cycle}")
         with self._watch.cause("awaiting_data"):
-            while not self._p.rows.ready(cycle):
+            while not self.rows.ready(cycle):
                 self._beat("awaiting-data")
-                self._p.saver.poll()
+                self.saver.poll()
                 time.sleep(POLL_SECONDS)
                 self._stop_while_waiting()
 
     def _stop_while_waiting(self) -> None:
         where = self.progress.position
-        if self._p.control.poll(
+        if self.control.poll(
             update=self.progress.update, cycles_done=where.cycle, at_cycle_end=self.progress.at_cycle_start
         ):
             self._poll_stop()
 
     def _parts(self, cycle: int) -> tuple[Part, ...]:
         if self._cycle is None or self._cycle[0] != cycle:
-            self._cycle = (cycle, self._p.rows.parts(cycle))
+            self._cycle = (cycle, self.rows.parts(cycle))
         return self._cycle[1]
 
     def check_position(self, proof: dict[str, Any]) -> None:
@@ -303,16 +299,16 @@ class Loop:
         for key in ("manifest_sha256", "order_digest"):
             if proof[key] != getattr(part, key):
                 raise Refused(
-                    f"{self._p.config.data}: cycle {self.progress.position.cycle}: {key} is "
+                    f"{self.config.data}: cycle {self.progress.position.cycle}: {key} is "
                     f"{getattr(part, key)}, the checkpoint was trained on {proof[key]}; restore the data line"
                 )
 
     def _beat(self, stage: Stage) -> None:
-        self._p.heartbeat.beat(stage, self.progress.update)
+        self.heartbeat.beat(stage, self.progress.update)
 
     def _event(self, kind: str, message: str, **details: Any) -> None:
         record_event(
-            self._p.paths.events,
+            self.paths.events,
             kind,
             message,
             update=self.progress.update,

@@ -23,7 +23,7 @@ from trainer_core.line.paths import LinePaths
 from trainer_core.models.registry import build
 from trainer_core.telemetry.heartbeat import Heartbeat
 from trainer_core.train.control import Control
-from trainer_core.train.loop import Loop, Parts
+from trainer_core.train.loop import Loop
 from trainer_core.train.progress import START, Progress
 from trainer_core.train.resume import ResumePoint, check_resume, find_resume_point, load_tensors
 from trainer_core.train.saving import Saver
@@ -54,21 +54,19 @@ def make_trainer(
     progress = START if point is None else _load(point, config, paths, state, rows)
     ledger = Ledger(paths.metrics, attempt=attempt)
     loop = Loop(
-        Parts(
-            paths=paths,
-            config=config,
-            rows=rows,
-            step=step,
-            saver=Saver(paths, config, state, ledger, data_identity=rows.identity()),
-            ledger=ledger,
-            heartbeat=heartbeat,
-            control=control,
-            attempt=attempt,
-            wait_for_data=wait_for_data,
-            say=say,
-        ),
-        progress,
+        paths=paths,
+        config=config,
+        rows=rows,
+        step=step,
+        saver=Saver(paths, config, state, ledger, data_identity=rows.identity()),
+        ledger=ledger,
+        heartbeat=heartbeat,
+        control=control,
+        progress=progress,
+        attempt=attempt,
         skipped_run=int(state.scalars()["skipped_run"]),
+        wait_for_data=wait_for_data,
+        say=say,
     )
     _announce(paths, progress, point, say)
     if point is not None:

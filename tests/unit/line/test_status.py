@@ -1,7 +1,6 @@
 """The status of a line, from its files alone."""
 
 import json
-import subprocess
 import time
 
 import pytest
@@ -65,8 +64,6 @@ def test_the_stage_of_a_running_trainer(paths):
 
 
 def test_waits_of_the_supervisor(paths):
-    child = subprocess.Popen(["true"])
-    child.wait()
     with FileLock.acquire(paths.lock, role="test"):
         assert state(paths) == "starting"
         write_record(paths, SupervisorRecord(state="backoff", reason="crashed", since=time.time()))

@@ -17,7 +17,7 @@ from trainer_core.line.paths import LinePaths
 from trainer_core.models.registry import build
 from trainer_core.telemetry.heartbeat import Heartbeat
 from trainer_core.train.control import Control
-from trainer_core.train.loop import Loop, Parts
+from trainer_core.train.loop import Loop
 from trainer_core.train.progress import START, Progress
 from trainer_core.train.resume import check_resume, find_resume_point, load_tensors
 from trainer_core.train.saving import Saver
@@ -78,7 +78,7 @@ class Rig:
             progress = Progress.from_dict(point.state)
         ledger = Ledger(self.paths.metrics, attempt=self.attempt)
         self.control = Control(self.paths, parent=None)
-        parts = Parts(
+        loop = Loop(
             paths=self.paths,
             config=config,
             rows=self.rows,
@@ -87,11 +87,12 @@ class Rig:
             ledger=ledger,
             heartbeat=Heartbeat(self.paths.heartbeat),
             control=self.control,
+            progress=progress,
+            skipped_run=int(self.state.scalars()["skipped_run"]),
             attempt=self.attempt,
             wait_for_data=wait,
             say=self.lines.append,
         )
-        loop = Loop(parts, progress, skipped_run=int(self.state.scalars()["skipped_run"]))
         if point is not None:
             loop.check_position(point.state["position"])
         return loop

@@ -75,7 +75,7 @@ def test_a_resume_at_any_update_repeats_the_bits(rig, reference, update):
     if update:
         with pytest.raises(KeyboardInterrupt):
             loop.run(None)
-        loop._p.saver._writer.idle(timeout=10)
+        loop.saver._writer.idle(timeout=10)
     broken.loop().run(None)
     assert final_bytes(broken.paths) == final_bytes(reference)
     assert rows_of(broken.paths) == rows_of(reference)
