@@ -52,13 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.lease_fd is not None:
         os.set_inheritable(args.lease_fd, False)
     # After the environment is set, because torch reads its variables at import.
+    from trainer_core.ops.check import check_line
     from trainer_core.train.control import Control
+    from trainer_core.train.loop import Loop
     from trainer_core.train.outcome import Session, run_to_end
     from trainer_core.train.trainer import make_trainer
 
     control = Control(paths, parent=os.getppid() if args.lock_fd is not None else None)
     control.install_handlers()
-    session = Session(lambda: make_trainer(paths, control=control, attempt=args.attempt, say=say))
+
+    def make() -> Loop:
+        check_line(paths.root)
+        return make_trainer(paths, control=control, attempt=args.attempt, say=say)
+
+    session = Session(make)
     code, message = run_to_end(paths, session, lambda: session.train(args.cycles))
     say(message)
     assert lock.fd >= 0

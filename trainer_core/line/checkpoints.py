@@ -1,12 +1,15 @@
 """The checkpoints of a line as files: which are complete, what they hold, whether their bytes are sound.
 
 Without torch: the trainer writes checkpoints (`trainer_core.train.checkpoint`); everybody reads them here.
-A checkpoint is complete when its manifest, written last, is there and every listed file has its size.
+`u<N>.part` is a write under way or cut off; `u<N>` was renamed from it when it was whole, so anything missing
+in it is damage, not an unfinished write. Other names in the folder are not ours.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,8 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 CHUNK_BYTES = 64 * 1024 * 1024
 PART_SUFFIX = ".part"
+_PUBLISHED = re.compile(r"u([0-9]+)")
+_PART = re.compile(r"u[0-9]+\.part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +76,21 @@ def _info(path: Path) -> CheckpointInfo | None:
         return None
 
 
-def list_checkpoints(paths: LinePaths) -> list[CheckpointInfo]:
-    """The complete checkpoints, oldest first; anything half-written is left out."""
+def published(paths: LinePaths) -> list[tuple[int, Path]]:
+    """Update and directory of every checkpoint that was ever published and not removed, oldest first."""
     if not paths.checkpoints.is_dir():
         return []
     found = [
-        info
+        (int(match[1]), path)
         for path in paths.checkpoints.iterdir()
-        if path.name.startswith("u") and path.name[1:].isdigit() and (info := _info(path)) is not None
+        if (match := _PUBLISHED.fullmatch(path.name)) and path.is_dir()
     ]
-    return sorted(found, key=lambda info: info.update)
+    return sorted(found)
+
+
+def list_checkpoints(paths: LinePaths) -> list[CheckpointInfo]:
+    """The complete checkpoints, oldest first; damaged ones are left out."""
+    return [info for _, path in published(paths) if (info := _info(path)) is not None]
 
 
 def newest(paths: LinePaths) -> CheckpointInfo | None:
@@ -90,46 +100,55 @@ def newest(paths: LinePaths) -> CheckpointInfo | None:
 
 
 def verify(path: Path) -> list[str]:
-    """Compare every chunk of every file with the manifest; returns the problems, each naming its file."""
+    """Compare every chunk of every file with the manifest; returns the problems, each naming its file.
+
+    Raises OSError when the files are there but cannot be read: that says nothing about their bytes.
+    """
     try:
-        manifest = read_json(path / MANIFEST)
+        manifest = json.loads((path / MANIFEST).read_bytes())
         files, size = manifest["files"], int(manifest["chunk_bytes"])
         hasher = getattr(hashlib, manifest["algorithm"])
-    except (Refused, KeyError, TypeError, ValueError, AttributeError) as error:
+        entries = {name: (int(e["bytes"]), str(e["digest"]), list(e["chunks"])) for name, e in files.items()}
+    except FileNotFoundError:
+        return [f"{path / MANIFEST}: missing"]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         return [f"{path / MANIFEST}: unreadable ({error})"]
-    problems = []
-    for name, entry in files.items():
-        problems += _verify_file(path / name, entry, size, hasher)
-    return problems
+    if STATE not in entries:
+        return [f"{path / MANIFEST}: does not list {STATE}"]
+    return [
+        problem
+        for name, entry in entries.items()
+        for problem in _verify_file(path / name, entry, size, hasher)
+    ]
 
 
-def _verify_file(path: Path, entry: dict[str, Any], size: int, hasher: Any) -> list[str]:
+def _verify_file(path: Path, entry: tuple[int, str, list[str]], size: int, hasher: Any) -> list[str]:
+    length, digest, chunks = entry
     whole = hasher()
     try:
         with open(path, "rb") as file:
-            for index, expected in enumerate(entry["chunks"]):
+            for index, expected in enumerate(chunks):
                 chunk = file.read(size)
                 whole.update(chunk)
                 if hasher(chunk).hexdigest() != expected:
                     return [f"{path}: chunk {index} (bytes from {index * size}) does not match its digest"]
             if file.read(1):
-                return [f"{path}: longer than the {entry['bytes']} bytes that were written"]
-    except OSError as error:
-        return [f"{path}: {error.strerror or error}"]
-    return [] if whole.hexdigest() == entry["digest"] else [f"{path}: does not match its digest"]
+                return [f"{path}: longer than the {length} bytes that were written"]
+    except FileNotFoundError:
+        return [f"{path}: missing"]
+    return [] if whole.hexdigest() == digest else [f"{path}: does not match its digest"]
 
 
 def discard_partial(paths: LinePaths) -> list[str]:
-    """Remove what interrupted writes left, before a start; returns the names."""
+    """Remove what interrupted writes left, before a start; returns the names. Touches nothing else."""
     if not paths.checkpoints.is_dir():
         return []
-    complete = {info.path.name for info in list_checkpoints(paths)}
     removed = []
     for path in sorted(paths.checkpoints.iterdir()):
-        if path.is_dir() and path.name.startswith("u") and path.name not in complete:
+        if _PART.fullmatch(path.name):
             shutil.rmtree(path)
             removed.append(path.name)
-        elif path.name.startswith(".") and path.name.endswith(".tmp"):
+        elif path.name.startswith(".latest.") and path.name.endswith(".tmp"):
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed

@@ -22,21 +22,26 @@ from trainer_core.schedule.tokens import TokenCount
 
 KEPT_KEYS = (
     "model",
-    "data",
     "tokens_per_update",
     "optimizer",
     "seed",
     "exactness",
     "metrics",
     "lengths",
+    "threads",
 )
 """Settings a line keeps for its whole life (`lengths`: the row lengths; their shapes may be tuned)."""
+
+DATA_IDENTITY = "data_identity"
+"""Named in allow_changes, lets a line go on with another data line; its path alone may change freely."""
 
 
 class Strict(BaseModel):
     """Base of everything a user writes: unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class Model(Strict):
@@ -89,8 +94,8 @@ class Length(Strict):
     """Tokens of a row."""
     rows: PositiveInt
     """Rows of a micro-batch."""
-    ac: str = "none"
-    """Activation recomputation, as the model's family names it."""
+    ac: Literal["none", "full"] = "none"
+    """Activation recomputation: none, or of every block."""
 
 
 class Validation(Strict):
@@ -157,7 +162,7 @@ class RunConfig(Strict):
     """Updates between lines of run.log."""
     data_keep_cycles: int = Field(default=0, ge=0)
     """Trained cycles whose shards stay on disk."""
-    threads: PositiveInt = 1
+    threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the trainer; the bits of a line depend on it."""
     allow_changes: list[str] = Field(default_factory=list)
     """Kept settings that were changed on purpose."""
@@ -205,7 +210,8 @@ def _cross_checks(config: RunConfig, where: Path) -> list[str]:
                 f"{where}: schedule: expected an end at a multiple of the row length {shape.length}, "
                 f"found {config.end_tokens}"
             )
-    unknown = [key for key in config.allow_changes if key.split(".")[0] not in KEPT_KEYS]
+    known = (*KEPT_KEYS, DATA_IDENTITY)
+    unknown = [key for key in config.allow_changes if key.split(".")[0] not in known]
     found += [
         f"{where}: allow_changes: {key!r} is not a kept setting ({', '.join(KEPT_KEYS)})" for key in unknown
     ]
@@ -250,11 +256,11 @@ def _kept(run: dict[str, Any]) -> dict[str, Any]:
     return _flatten(kept)
 
 
-def check_kept(old: dict[str, Any], new: RunConfig, where: Path) -> list[str]:
-    """Compare a checkpoint's copy of run.json with the present one.
+def check_kept(old: dict[str, Any], new: RunConfig, where: Path, *, tokens: int) -> list[str]:
+    """Compare the copy of run.json in a checkpoint at `tokens` tokens with the present one.
 
     Returns the kept keys that changed with leave (for the record); raises Refused for the others, with old
-    and new value and the way out. A schedule may only grow at its end.
+    and new value and the way out. A schedule may only grow at its end, and its past never changes.
     """
     before, after = _kept(old), _kept(new.dump())
     changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
@@ -265,22 +271,26 @@ def check_kept(old: dict[str, Any], new: RunConfig, where: Path) -> list[str]:
         for key in changed
         if not {".".join(key.split(".")[:n]) for n in range(1, key.count(".") + 2)} & allowed
     ]
-    refused += _schedule_problems(old.get("schedule", []), new, where)
+    refused += _schedule_problems(old.get("schedule", []), new, where, tokens)
     if refused:
         raise Refused(refused)
     return changed
 
 
-def _schedule_problems(old: list[dict[str, Any]], new: RunConfig, where: Path) -> list[str]:
+def _schedule_problems(old: list[dict[str, Any]], new: RunConfig, where: Path, tokens: int) -> list[str]:
     pieces = new.dump()["schedule"]
     for index, piece in enumerate(old):
-        last = index == len(old) - 1
         found = pieces[index] if index < len(pieces) else None
-        same = found == piece
-        grown = last and found is not None and {**found, "to": None} == {**piece, "to": None}
-        if not (same or (grown and piece["kind"] == "constant")):
+        if found != piece and not (index == len(old) - 1 and _end_moved(piece, found, tokens)):
             return [
                 f"{where}: schedule[{index}]: the schedule only grows at its end; "
                 f"the checkpoint has {piece}, run.json has {found}"
             ]
     return []
+
+
+def _end_moved(old: dict[str, Any], new: dict[str, Any] | None, tokens: int) -> bool:
+    """Whether only the end of a constant last piece differs, and lies no earlier than what is trained."""
+    if new is None or old["kind"] != "constant" or {**new, "to": None} != {**old, "to": None}:
+        return False
+    return new["to"] is None or new["to"] >= tokens

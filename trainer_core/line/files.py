@@ -74,21 +74,46 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises Refused naming the file when it is missing or is not a JSON object."""
+    """Read a JSON object. Raises Refused naming the file when it cannot be read or is not a JSON object.
+
+    NaN, Infinity and a key that stands twice are refused too: nobody means them.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise Refused(f"{path}: this file does not exist") from None
     except UnicodeDecodeError as error:
         raise Refused(f"{path}: not UTF-8 text ({error})") from None
+    except OSError as error:
+        raise Refused(f"{path}: cannot be read ({error.strerror})") from error
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         raise Refused(
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise Refused(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value, without NaN, Infinity or a key that stands twice. Raises ValueError or RecursionError."""
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number that JSON has")
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {double!r} stands twice in one object")
     return value
 
 
@@ -125,7 +150,7 @@ def iterate_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 yield row

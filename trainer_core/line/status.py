@@ -41,7 +41,7 @@ def line_status(root: Path) -> dict[str, Any]:
     last = updates[-1] if updates else {}
     checkpoints = list_checkpoints(paths)
     events = list(iterate_jsonl(paths.events))
-    state, reason = _state(paths, config, last, events)
+    state, reason = _state(paths, config, checkpoints[-1].tokens if checkpoints else 0, events)
     rate = tokens_per_second(updates)
     tokens = int(last.get("tokens", 0))
     validations = live_rows(paths.metrics, "validation")
@@ -73,7 +73,7 @@ def line_status(root: Path) -> dict[str, Any]:
 
 
 def _state(
-    paths: LinePaths, config: RunConfig, last: dict[str, Any], events: list[dict[str, Any]]
+    paths: LinePaths, config: RunConfig, saved_tokens: int, events: list[dict[str, Any]]
 ) -> tuple[str, str]:
     """State and its reason in a sentence."""
     beat = read_heartbeat(paths.heartbeat)
@@ -85,7 +85,7 @@ def _state(
         record = _read(paths.supervisor)
         state = record.get("state")
         return state if state in _WAITS else "starting", str(record.get("reason", ""))
-    if config.end_tokens is not None and last.get("tokens", 0) >= config.end_tokens:
+    if config.end_tokens is not None and saved_tokens >= config.end_tokens:
         return "finished", "the schedule has ended"
     for event in reversed(events):
         kind = str(event.get("kind", "")).replace("_", "-")
@@ -101,7 +101,7 @@ def tokens_per_second(updates: list[dict[str, Any]]) -> float | None:
     recent = updates[-_RECENT_UPDATES:]
     if len(recent) < 2:
         return None
-    seconds = sum(sum(row["seconds"].values()) for row in recent[1:])
+    seconds = sum(sum(row.get("seconds", {}).values()) for row in recent[1:])
     return (recent[-1]["tokens"] - recent[0]["tokens"]) / seconds if seconds > 0 else None
 
 
@@ -109,7 +109,7 @@ def goodput(updates: list[dict[str, Any]]) -> dict[str, float]:
     """Share of the trainers' seconds by cause, over the whole line."""
     totals: dict[str, float] = {}
     for row in updates:
-        for cause, seconds in row["seconds"].items():
+        for cause, seconds in row.get("seconds", {}).items():
             totals[cause] = totals.get(cause, 0.0) + seconds
     whole = sum(totals.values())
     return {cause: round(seconds / whole, 4) for cause, seconds in totals.items()} if whole else {}

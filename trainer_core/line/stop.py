@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from trainer_core.errors import Refused
 from trainer_core.line.events import new_ulid
@@ -52,8 +52,12 @@ def request_stop(
 
     Raises Refused for a missing line or for two bounds at once. A later request replaces an earlier one.
     """
-    if at_cycle_end is not None and at_update is not None:
-        raise Refused("stop: give at_cycle_end or at_update, not both")
+    bounds = {"at_cycle_end": at_cycle_end, "at_update": at_update}
+    given = {name: value for name, value in bounds.items() if value is not None}
+    problems = ["stop: give at_cycle_end or at_update, not both"] if len(given) > 1 else []
+    problems += [f"stop: {name}: expected 0 or more, found {n}" for name, n in given.items() if n < 0]
+    if problems:
+        raise Refused(problems)
     if not paths.run_json.exists():
         raise Refused(f"{paths.root}: not a training line (no run.json); `nstrain new` makes one")
     want(paths, "stopped", by)
@@ -67,14 +71,13 @@ def request_stop(
 
 
 def read_stop(paths: LinePaths) -> StopRequest | None:
-    """The pending request, or None. Anything unreadable in STOP means: now."""
+    """The pending request, or None. Anything unreadable in STOP means: now, asked for when it was made."""
     try:
-        text = paths.stop.read_text(encoding="utf-8", errors="replace")
+        made = paths.stop.stat().st_mtime
+        value = None if paths.stop.is_dir() else json.loads(paths.stop.read_bytes())
     except FileNotFoundError:
         return None
-    try:
-        value: Any = json.loads(text)
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         value = {}
@@ -83,15 +86,19 @@ def read_stop(paths: LinePaths) -> StopRequest | None:
         found = value.get(key)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
+    asked = value.get("time")
     return StopRequest(
         id=str(value.get("id", "")),
         at_cycle_end=number("at_cycle_end"),
         at_update=number("at_update"),
         by=str(value.get("by", "STOP file")),
-        time=float(value["time"]) if isinstance(value.get("time"), int | float) else time.time(),
+        time=asked if isinstance(asked, float) else made,
     )
 
 
 def clear_stop(paths: LinePaths) -> None:
     """Remove the request after it was obeyed, or before a new start."""
-    paths.stop.unlink(missing_ok=True)
+    if paths.stop.is_dir():
+        paths.stop.rmdir()
+    else:
+        paths.stop.unlink(missing_ok=True)

@@ -46,9 +46,10 @@ def _data_problems(paths: LinePaths, data: DataPaths, config: RunConfig) -> list
         consumer = read_consumer(data.root)
     except Refused as refused:
         return [*problems, *refused.problems]
-    if Path(consumer.line) != paths.root.absolute():
+    if Path(consumer.line).resolve() != paths.root.resolve():
         problems.append(
-            f"{data.consumer}: this data line is consumed by {consumer.line}, not by {paths.root}"
+            f"{data.consumer}: this data line is consumed by {consumer.line}, not by {paths.root}. If that "
+            f"line was moved here for good, put its new path into {data.consumer.name} (key `line`)"
         )
     for shape in config.lengths:
         if consumer.row_length(0) != shape.length:
@@ -70,7 +71,7 @@ def _resume_problems(paths: LinePaths, config: RunConfig) -> list[str]:
     if point is None:
         return []
     try:
-        check_kept(read_state(point.path)["run"], config, paths.run_json)
+        check_kept(read_state(point.path)["run"], config, paths.run_json, tokens=point.tokens)
     except Refused as refused:
         return list(refused.problems)
     return []

@@ -5,7 +5,6 @@ Writes run.json last, so that a line exists whole or not at all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from trainer_core.data.consumer import register_consumer
 from trainer_core.data.validation import cut_rows
 from trainer_core.errors import Refused
 from trainer_core.line.config import RunConfig, parse_run, save_run
-from trainer_core.line.files import read_json
+from trainer_core.line.files import parse_json, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.models.presets import PRESETS, Preset
 from trainer_core.schedule.tokens import parse_tokens
@@ -98,8 +97,8 @@ def _apply(draft: dict[str, Any], setting: str) -> None:
     if not equals:
         raise Refused(f"--set {setting!r}: expected key=value, for example optimizer.clip=0.5")
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text)
+    except (ValueError, RecursionError):
         value = text
     target: Any = draft
     *parents, last = key.split(".")

@@ -16,6 +16,7 @@ from trainer_core.line.files import iterate_jsonl
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import clear_stop, want
+from trainer_core.ops.check import check_line
 from trainer_core.ops.facts import NOTHING_TO_DO, read_facts
 
 
@@ -28,6 +29,7 @@ def run_inline(
     instead of being prepared. Raises Refused when somebody else runs the line.
     """
     paths = LinePaths(line)
+    check_line(line)
     config = load_run(paths)
     with FileLock.acquire(paths.lock, role="inline run"):
         if not next_actions(read_facts(line, cycles)):
@@ -48,7 +50,7 @@ def _drive(
     # Imported here so that `nstrain run` without --inline never pays for torch.
     from trainer_core.train.control import Control
     from trainer_core.train.outcome import Session, run_to_end
-    from trainer_core.train.trainer import make_trainer
+    from trainer_core.train.trainer import make_trainer, recover
 
     control = Control(paths, parent=None)
     control.install_handlers()
@@ -58,6 +60,7 @@ def _drive(
     )
 
     def drive() -> None:
+        recover(paths)  # before the facts: they must not count a damaged checkpoint
         while actions := next_actions(read_facts(paths.root, cycles)):
             match actions[0]:
                 case Delete(cycle):
@@ -78,6 +81,6 @@ def _drive(
 
 def next_attempt(paths: LinePaths) -> int:
     """Number of the next launch of this line's trainer: one more than any before it."""
-    attempts = [int(row.get("attempt", 0)) for row in iterate_jsonl(paths.metrics)]
+    attempts = [a for row in iterate_jsonl(paths.metrics) if isinstance(a := row.get("attempt"), int)]
     starts = sum(1 for row in iterate_jsonl(paths.events) if row.get("kind") in ("started", "resumed"))
     return max([starts, *attempts], default=0) + 1

@@ -8,8 +8,8 @@ def update_rows(
 ) -> int:
     """Rows of the update that starts at `tokens` tokens; 0 when the schedule has no room for another row.
 
-    An update never crosses the end of its part. Only a line's very last update may be short: when the
-    schedule's end leaves less than a whole update, the update takes the whole rows that still fit.
+    An update never crosses the end of its part. It is short only where the schedule ends when it is trained:
+    then it takes the whole rows that still fit (a schedule that grows later goes on from there).
     """
     rows = tokens_per_update // row_length
     if end_tokens is not None:

@@ -91,6 +91,7 @@ class Loop:
         try:
             if self.progress.update == 0:
                 self._save("start")
+                self._drain()  # no update is ever recorded without a checkpoint to resume it from
             self._poll_stop()
             while not self.finished and (target is None or self.progress.position.cycle < target):
                 self._await_cycle()
@@ -194,8 +195,8 @@ class Loop:
         if self.skipped_run >= self.config.guards.max_nonfinite:
             raise NonFinite(
                 f"{self.paths.root}: {self.skipped_run} updates in a row had a non-finite gradient norm, "
-                f"the last is {self.progress.update}; the last checkpoint is intact. Lower the learning rate "
-                "or look at the data of these updates"
+                f"the last is {self.progress.update}; skipped updates changed nothing. Look at the data of "
+                "these updates, or lower optimizer.peak_lr and name it in allow_changes"
             )
 
     def _boundary(self) -> None:

@@ -17,9 +17,16 @@ import torch
 from torch import Tensor
 
 from trainer_core.errors import Refused
-from trainer_core.line.checkpoints import CheckpointInfo, list_checkpoints, read_state, verify
-from trainer_core.line.config import RunConfig, check_kept
+from trainer_core.line.checkpoints import (
+    CheckpointInfo,
+    list_checkpoints,
+    published,
+    read_state,
+    verify,
+)
+from trainer_core.line.config import DATA_IDENTITY, RunConfig, check_kept
 from trainer_core.line.events import record_event
+from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import LinePaths
 from trainer_core.train.checkpoint import safetensors_header
 
@@ -38,28 +45,48 @@ def find_resume_point(paths: LinePaths) -> ResumePoint | None:
     """The newest checkpoint whose bytes are sound, or None for a new line.
 
     A damaged one is set aside under `damaged-u<N>` with an event that names the file, and the next older one
-    is tried. Raises Refused when checkpoints exist but none is sound.
+    is tried. Raises Refused, changing nothing, when a file cannot be read, when checkpoints exist but none is
+    sound, and when there is none although updates were trained.
     """
-    found = list_checkpoints(paths)
     problems: list[str] = []
-    for info in reversed(found):
-        bad = verify(info.path)
+    for update, path in reversed(published(paths)):
+        try:
+            bad = verify(path)
+        except OSError as error:
+            raise Refused(
+                f"{error.filename}: cannot be read ({error.strerror}); nothing was changed"
+            ) from error
         if not bad:
-            return ResumePoint(info=info, state=read_state(info.path))
+            return _point(paths, update, path)
         problems += bad
-        aside = info.path.with_name(f"damaged-{info.path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        info.path.rename(aside)
-        record_event(
-            paths.events,
-            "checkpoint_damaged",
-            f"{info.path.name} is damaged and was set aside as {aside.name}: {bad[0]}",
-            update=info.update,
-            tokens=info.tokens,
-        )
     if problems:
         raise Refused([*problems, f"{paths.checkpoints}: no sound checkpoint is left to resume from"])
+    trained = live_rows(paths.metrics)
+    if trained:
+        raise Refused(
+            f"{paths.checkpoints}: no checkpoint is here, but {paths.metrics} has updates up to "
+            f"{trained[-1]['update']}; restore the folder, or move {paths.metrics.name} away to train this "
+            "line from the start"
+        )
     return None
+
+
+def _point(paths: LinePaths, update: int, path: Path) -> ResumePoint:
+    """The resume point at a sound checkpoint; the damaged ones above it are set aside."""
+    for newer, damaged in published(paths):
+        if newer > update:
+            aside = damaged.with_name(f"damaged-{damaged.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            problem = verify(damaged)[0]
+            damaged.rename(aside)
+            record_event(
+                paths.events,
+                "checkpoint_damaged",
+                f"{damaged.name} is damaged and was set aside as {aside.name}: {problem}",
+                update=newer,
+            )
+    info = next(info for info in list_checkpoints(paths) if info.update == update)
+    return ResumePoint(info=info, state=read_state(path))
 
 
 def check_resume(
@@ -69,16 +96,19 @@ def check_resume(
     *,
     layout_digest: str,
     data_identity: Mapping[str, Any],
+    versions: Mapping[str, str],
 ) -> list[str]:
-    """Compare configuration, layout and data with the checkpoint.
+    """Compare configuration, layout, data and numerics with the checkpoint.
 
-    Returns the kept settings that were changed on purpose. Raises Refused with every difference.
+    Returns what differs with leave or without harm to exactness being claimed, a phrase each, for the record:
+    kept settings that are in allow_changes, shapes, versions of libraries. Raises Refused with every other
+    difference.
     """
     state = point.state
     problems: list[str] = []
     changed: list[str] = []
     try:
-        changed = check_kept(state["run"], config, paths.run_json)
+        changed = check_kept(state["run"], config, paths.run_json, tokens=point.info.tokens)
     except Refused as refused:
         problems += refused.problems
     if state["layout_digest"] != layout_digest:
@@ -86,17 +116,38 @@ def check_resume(
             f"{point.info.path}: made with another parameter layout (digest {state['layout_digest'][:16]}, "
             f"now {layout_digest[:16]}); restore the model's configuration"
         )
-    recorded = state["data"]
-    if "data" not in {key.split(".")[0] for key in config.allow_changes}:
-        problems += [
-            f"{config.data}: {key} is {data_identity.get(key)!r}, the checkpoint was trained on {value!r}; "
-            "restore the data line, or name 'data' in allow_changes to change it on purpose"
-            for key, value in recorded.items()
-            if data_identity.get(key) != value
-        ]
+    for key, value in state["data"].items():
+        if data_identity.get(key) == value:
+            continue
+        if DATA_IDENTITY in config.allow_changes:
+            changed.append(f"data line ({key})")
+        else:
+            problems.append(
+                f"{config.data}: {key} is {data_identity.get(key)!r}, the checkpoint was trained on "
+                f"{value!r}; restore the data line, or name {DATA_IDENTITY!r} in allow_changes to change it "
+                "on purpose"
+            )
+    if state["versions"].get("numerics") != versions["numerics"]:
+        problems.append(
+            f"{point.info.path}: made with numerics version {state['versions'].get('numerics')}, this is "
+            f"{versions['numerics']}: its updates would not be the same; use the nstrain version "
+            f"{state['versions'].get('nstrain')}"
+        )
     if problems:
         raise Refused(problems)
-    return changed
+    return [*changed, *_harmless(state, config, versions)]
+
+
+def _harmless(state: Mapping[str, Any], config: RunConfig, versions: Mapping[str, str]) -> list[str]:
+    """Differences that are allowed but may change bits; they are recorded."""
+    found = [
+        f"{name} {state['versions'].get(name)} -> {now}"
+        for name, now in versions.items()
+        if state["versions"].get(name) != now
+    ]
+    if state["run"].get("lengths") != config.dump()["lengths"]:
+        found.append("micro-batch shapes")
+    return found
 
 
 def load_tensors(path: Path, live: Mapping[str, Tensor]) -> None:

@@ -26,7 +26,7 @@ from trainer_core.train.control import Control
 from trainer_core.train.loop import Loop
 from trainer_core.train.progress import START, Progress
 from trainer_core.train.resume import ResumePoint, check_resume, find_resume_point, load_tensors
-from trainer_core.train.saving import Saver
+from trainer_core.train.saving import Saver, versions
 
 
 def make_trainer(
@@ -48,7 +48,7 @@ def make_trainer(
     # The same switch as use_deterministic_algorithms, without importing the compiler (seconds of start-up).
     torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    point = _recover(paths)
+    point = recover(paths)
     rows = DataLineRows(Path(config.data))
     state, step = _engine(config)
     progress = START if point is None else _load(point, config, paths, state, rows)
@@ -74,7 +74,8 @@ def make_trainer(
     return loop
 
 
-def _recover(paths: LinePaths) -> ResumePoint | None:
+def recover(paths: LinePaths) -> ResumePoint | None:
+    """Put the checkpoints in order after whatever happened, and return the one to go on from."""
     removed = discard_partial(paths)
     if removed:
         record_event(
@@ -104,12 +105,17 @@ def _load(
 ) -> Progress:
     """Compare and load a checkpoint."""
     changed = check_resume(
-        point, config, paths, layout_digest=state.layout.digest, data_identity=rows.identity()
+        point,
+        config,
+        paths,
+        layout_digest=state.layout.digest,
+        data_identity=rows.identity(),
+        versions=versions(),
     )
     load_tensors(point.info.path, state.state_tensors())
     state.load_scalars(point.state["scalars"])
     if changed:
-        record_event(paths.events, "settings_changed", f"changed on purpose: {', '.join(changed)}")
+        record_event(paths.events, "settings_changed", f"changed since the checkpoint: {', '.join(changed)}")
     return Progress.from_dict(point.state)
 
 

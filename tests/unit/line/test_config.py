@@ -74,14 +74,14 @@ def test_kept_settings_need_leave(tmp_path):
     value["optimizer"]["clip"] = 2.0
     value["seed"] = 1
     with pytest.raises(Refused) as refused:
-        check_kept(old, parse_run(value, where), where)
+        check_kept(old, parse_run(value, where), where, tokens=2048)
     text = "\n".join(refused.value.problems)
     assert "optimizer.clip" in text
     assert "the checkpoint has 1.0, run.json has 2.0" in text
     assert "seed" in text
     assert "allow_changes" in text
     value["allow_changes"] = ["optimizer.clip", "seed"]
-    assert check_kept(old, parse_run(value, where), where) == ["optimizer.clip", "seed"]
+    assert check_kept(old, parse_run(value, where), where, tokens=2048) == ["optimizer.clip", "seed"]
 
 
 def test_shapes_and_guards_may_change_freely(tmp_path):
@@ -90,7 +90,7 @@ def test_shapes_and_guards_may_change_freely(tmp_path):
     value = good()
     value["lengths"] = [{"length": 32, "rows": 8}]
     value["print_every"] = 1
-    assert check_kept(old, parse_run(value, where), where) == []
+    assert check_kept(old, parse_run(value, where), where, tokens=2048) == []
 
 
 def test_a_schedule_only_grows_at_its_end(tmp_path):
@@ -99,11 +99,41 @@ def test_a_schedule_only_grows_at_its_end(tmp_path):
     value = good()
     value["schedule"][1]["to"] = 4096
     value["schedule"].append({"from": 4096, "to": 8192, "kind": "decay"})
-    assert check_kept(old, parse_run(value, where), where) == []
+    assert check_kept(old, parse_run(value, where), where, tokens=2048) == []
     value["schedule"][0]["to"] = 2048
     value["schedule"][1]["from"] = 2048
     with pytest.raises(Refused, match="only grows at its end"):
-        check_kept(old, parse_run(value, where), where)
+        check_kept(old, parse_run(value, where), where, tokens=2048)
+
+
+def test_the_schedules_past_cannot_be_rewritten_by_ending_a_piece_in_it(tmp_path):
+    where = tmp_path / "run.json"
+    old = parse_run(good(), where).dump()
+    value = good()
+    value["schedule"][1]["to"] = 2048
+    value["schedule"].append({"from": 2048, "to": 4096, "kind": "decay"})
+    assert check_kept(old, parse_run(value, where), where, tokens=2048) == []
+    with pytest.raises(Refused, match="only grows at its end"):
+        check_kept(old, parse_run(value, where), where, tokens=2049)
+
+
+def test_the_path_of_the_data_line_may_change(tmp_path):
+    where = tmp_path / "run.json"
+    old = parse_run(good(), where).dump()
+    value = good()
+    value["data"] = "/elsewhere"
+    assert check_kept(old, parse_run(value, where), where, tokens=2048) == []
+    value["threads"] = 2
+    with pytest.raises(Refused, match="threads"):
+        check_kept(old, parse_run(value, where), where, tokens=2048)
+
+
+@pytest.mark.parametrize(("key", "value"), [("clip", float("inf")), ("eps", float("nan"))])
+def test_numbers_are_finite(tmp_path, key, value):
+    run = good()
+    run["optimizer"][key] = value
+    with pytest.raises(Refused, match=f"optimizer.{key}"):
+        parse_run(run, tmp_path / "run.json")
 
 
 def test_the_format_is_json_on_disk(tmp_path):

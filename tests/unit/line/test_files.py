@@ -41,6 +41,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         (b"{", "line 1, column 2"),
         (b"[1]", "expected a JSON object"),
         (b"\xff", "not UTF-8"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": 1, "a": 2}', "stands twice"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
     ],
 )
 def test_bad_json_is_refused_by_name(tmp_path, content, message):

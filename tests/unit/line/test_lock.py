@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from trainer_core.errors import Refused
 from trainer_core.line.identity import ProcessIdentity
 from trainer_core.line.lock import Busy, FileLock, held, holder
 from trainer_core.line.paths import LinePaths
@@ -112,6 +113,31 @@ def test_an_empty_stop_file_means_now(tmp_path):
     request = read_stop(paths)
     assert request is not None
     assert request.due(update=7, cycles_done=0, at_cycle_end=False)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"time": 1' + b"0" * 400 + b"}", b"\xff", None])
+def test_whatever_stands_in_stop_is_read(tmp_path, content):
+    paths = LinePaths(tmp_path)
+    if content is None:
+        paths.stop.mkdir()
+    else:
+        paths.stop.write_bytes(content)
+    os.utime(paths.stop, (1000.0, 1000.0))
+    request = read_stop(paths)
+    assert request is not None
+    assert request.due(update=0, cycles_done=0, at_cycle_end=False)
+    assert request.time == 1000.0
+    clear_stop(paths)
+    assert not paths.stop.exists()
+
+
+def test_bounds_of_a_stop_are_checked(tmp_path):
+    paths = LinePaths(tmp_path)
+    paths.run_json.write_text("{}")
+    with pytest.raises(Refused) as refused:
+        request_stop(paths, at_cycle_end=-1, at_update=-2, by="test")
+    assert len(refused.value.problems) == 3
+    assert not paths.wanted.exists()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from trainer_core.line.paths import LinePaths
 from trainer_core.line.status import goodput, line_status, tokens_per_second
 from trainer_core.supervise.record import SupervisorRecord, write_record
 from trainer_core.telemetry.heartbeat import Heartbeat, read_heartbeat
+from trainer_core.train.checkpoint import write_checkpoint
 
 
 @pytest.fixture
@@ -86,6 +87,10 @@ def test_how_a_line_at_rest_ended(paths, kinds, expected):
     assert state(paths) == expected
 
 
-def test_a_line_at_the_end_of_its_schedule_is_finished(paths):
+def test_a_line_is_finished_when_its_last_checkpoint_is_there(paths):
     Ledger(paths.metrics, attempt=1).append("update", 10, update_row(640, train=1.0))
+    record_event(paths.events, "resumed", "because")
+    assert state(paths) == "crashed", "the checkpoint of the last update is missing"
+    where = {"cycle": 1, "part": 0, "row": 0}
+    write_checkpoint(paths, 10, {}, {"update": 10, "tokens": 640, "position": where, "kept": "end"})
     assert state(paths) == "finished"

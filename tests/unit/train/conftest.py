@@ -20,7 +20,7 @@ from trainer_core.train.control import Control
 from trainer_core.train.loop import Loop
 from trainer_core.train.progress import START, Progress
 from trainer_core.train.resume import check_resume, find_resume_point, load_tensors
-from trainer_core.train.saving import Saver
+from trainer_core.train.saving import Saver, versions
 
 torch.set_num_threads(1)
 
@@ -72,6 +72,7 @@ class Rig:
                 self.paths,
                 layout_digest=self.state.layout.digest,
                 data_identity=self.rows.identity(),
+                versions=versions(),
             )
             load_tensors(point.info.path, self.state.state_tensors())
             self.state.load_scalars(point.state["scalars"])

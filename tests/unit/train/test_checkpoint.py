@@ -13,6 +13,7 @@ from trainer_core.errors import DiskFull, Refused
 from trainer_core.line import checkpoints as files
 from trainer_core.line import retention
 from trainer_core.line.files import iterate_jsonl
+from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
 from trainer_core.train import checkpoint as module
 from trainer_core.train.checkpoint import CheckpointWriter, write_checkpoint
@@ -20,6 +21,7 @@ from trainer_core.train.resume import find_resume_point, load_tensors
 
 
 def state(update, kept=None):
+    """A state.json as far as these tests need it."""
     return {
         "update": update,
         "tokens": update * 10,
@@ -85,9 +87,8 @@ def test_a_damaged_checkpoint_is_set_aside_for_an_older_one(paths, damage):
     point = find_resume_point(paths)
     assert point is not None
     assert point.info.update == 1
-    if damage == "flip":
-        assert (paths.checkpoints / "damaged-u2").is_dir()
-        assert "exp_avg.safetensors" in next(iterate_jsonl(paths.events))["message"]
+    assert (paths.checkpoints / "damaged-u2").is_dir()
+    assert "exp_avg.safetensors" in next(iterate_jsonl(paths.events))["message"]
     files.discard_partial(paths)
     write_checkpoint(paths, 2, tensors(2), state(2))
     assert files.newest(paths).update == 2
@@ -156,14 +157,42 @@ def test_a_failed_write_is_raised_once(paths, monkeypatch):
     assert writer.idle()
 
 
-def test_half_written_directories_are_invisible_and_removed(paths):
+def test_half_written_directories_are_removed_and_nothing_else(paths):
     write_checkpoint(paths, 1, tensors(), state(1))
-    (paths.checkpoints / "u2.part").mkdir()
-    (paths.checkpoints / "u3").mkdir()
-    (paths.checkpoints / "u3" / "params.safetensors").touch()
+    for name in ("u2.part", "u3", "u3-backup", "notes"):
+        (paths.checkpoints / name).mkdir()
+        (paths.checkpoints / name / "params.safetensors").touch()
     assert [c.update for c in files.list_checkpoints(paths)] == [1]
-    assert files.discard_partial(paths) == ["u2.part", "u3"]
-    assert sorted(p.name for p in paths.checkpoints.iterdir()) == ["latest", "u1"]
+    assert files.discard_partial(paths) == ["u2.part"]
+    assert sorted(p.name for p in paths.checkpoints.iterdir()) == ["latest", "notes", "u1", "u3", "u3-backup"]
+
+
+def test_damage_to_every_checkpoint_is_refused_and_touches_none(paths):
+    for update in (1, 2):
+        path = write_checkpoint(paths, update, tensors(), state(update))
+        victim = path / "params.safetensors"
+        victim.write_bytes(victim.read_bytes()[:-1])
+    files.discard_partial(paths)
+    with pytest.raises(Refused, match="no sound checkpoint is left") as refused:
+        find_resume_point(paths)
+    assert len(refused.value.problems) == 3
+    assert sorted(p.name for p in paths.checkpoints.iterdir()) == ["latest", "u1", "u2"]
+
+
+def test_a_file_that_cannot_be_read_is_no_damage(paths):
+    path = write_checkpoint(paths, 1, tensors(), state(1))
+    (path / "manifest.json").unlink()
+    (path / "manifest.json").symlink_to("manifest.json")
+    with pytest.raises(Refused, match="cannot be read"):
+        find_resume_point(paths)
+    assert path.is_dir()
+
+
+def test_a_trained_line_without_checkpoints_does_not_start_over(paths):
+    assert find_resume_point(paths) is None
+    Ledger(paths.metrics, attempt=1).append("update", 7, {})
+    with pytest.raises(Refused, match="has updates up to 7"):
+        find_resume_point(paths)
 
 
 def test_retention_keeps_the_newest_the_kept_and_the_last_rolling(paths):

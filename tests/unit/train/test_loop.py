@@ -156,6 +156,21 @@ def test_other_data_is_refused(rig):
         line.loop()
 
 
+def test_other_data_needs_its_own_leave_and_is_recorded(rig):
+    line = rig(allow_changes=["data_identity"])
+    line.loop().run(1)
+    line.rows = type(line.rows)(seed=1)
+    assert line.loop().progress.update == 4
+
+
+def test_other_numerics_are_refused(rig, monkeypatch):
+    line = rig()
+    line.loop().run(1)
+    monkeypatch.setattr("trainer_core.train.saving.NUMERICS_VERSION", 2)
+    with pytest.raises(Refused, match="made with numerics version 1, this is 2"):
+        line.loop()
+
+
 def test_another_order_of_the_same_data_is_refused(rig):
     line = rig()
     line.paths.stop.write_text(json.dumps({"at_update": 2}))
