@@ -23,9 +23,18 @@ test: $(VENV)/.nstrain-dev
 	$(BIN)/mypy
 	$(PYTEST)
 
-# Without an installation nothing of ours can run.
+# Another environment may have started what runs here: its record says so.
+RECORD := $(HOME)/.nstrain/prefect/server.json
+
 down:
-	@if [ -x $(BIN)/nstrain ]; then $(BIN)/nstrain down; else echo "nothing is installed in $(VENV)"; fi
+	@if [ -x $(BIN)/nstrain ]; then exec $(BIN)/nstrain down; fi; \
+	echo "make down: $(BIN)/nstrain does not exist, so nothing was asked to end."; \
+	if grep -q '"pid"' $(RECORD) 2>/dev/null; then \
+		echo "$(RECORD) names processes of a server that another environment started."; \
+		echo "End them with that environment: make down VENV=DIR"; \
+		exit 1; \
+	fi; \
+	echo "No server is recorded in $(RECORD) either."
 
 format: $(VENV)/.nstrain-dev
 	$(BIN)/ruff check --fix .

@@ -6,19 +6,28 @@ Prefect. Commands return nothing or an exit code; they raise NstrainError for wh
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from trainer_core.errors import DiskFull, NstrainError, disk_full
+from trainer_core.errors import DiskFull, NstrainError, Refused, disk_full
 
 if TYPE_CHECKING:
     from cyclopts import App
 
 USAGE_EXIT_CODE = 20
 """A command line that cannot be understood is refused like any other bad input."""
+
+PATH_ERRORS = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
+        *(errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+    )
+)
+"""What a path that a person gave can be; any other error of the system is shown whole."""
 
 _HOST, _DATA, _LINE = "Host", "Data", "Training lines"
 
@@ -39,13 +48,13 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("data", "deployments.cli.data:app", _DATA, "Make a data line and its cycles."),
     ("new", "deployments.cli.lines:new", _LINE, "Make a training line on a data line."),
-    ("check", "deployments.cli.lines:check", _LINE, "Make every check of a start, without training."),
+    ("check", "deployments.cli.questions:check", _LINE, "Make every check of a start, without training."),
     ("run", "deployments.cli.lines:run", _LINE, "Run or continue a line."),
-    ("status", "deployments.cli.lines:status", _LINE, "Say where a line stands, from its files alone."),
-    ("logs", "deployments.cli.lines:logs", _LINE, "Show a line's log."),
+    ("status", "deployments.cli.questions:status", _LINE, "Say where a line stands, from its files alone."),
+    ("logs", "deployments.cli.questions:logs", _LINE, "Show a line's log."),
     ("stop", "deployments.cli.lines:stop", _LINE, "Stop a line with a checkpoint."),
-    ("verify", "deployments.cli.lines:verify", _LINE, "Compare every checkpoint with its hashes."),
-    ("models", "deployments.cli.lines:models", _LINE, "List the model presets with exact counts."),
+    ("verify", "deployments.cli.questions:verify", _LINE, "Compare every checkpoint with its hashes."),
+    ("models", "deployments.cli.questions:models", _LINE, "List the model presets with exact counts."),
 )
 """Name, import path, group in the help, and help of every command."""
 
@@ -91,6 +100,8 @@ def run(arguments: Sequence[str]) -> int:
             return complain(
                 DiskFull(f"{error.filename or 'disk'}: {error.strerror}; free space and start again")
             )
+        if error.errno in PATH_ERRORS and isinstance(error.filename, str | bytes):
+            return complain(Refused(f"{os.fsdecode(error.filename)}: {error.strerror}"))
         raise
     return result if isinstance(result, int) else 0
 

@@ -6,6 +6,7 @@ Each is one call of trainer_core and what a person sees of it; host settings are
 from __future__ import annotations
 
 import json as jsonlib
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,13 +49,8 @@ def sample(*, out: Path, max_mb: int = 40, json: Flag = False) -> int:
         _print_json({"out": str(target), **facts})
         return 0
     _say(f"{facts['documents']:,} documents, {facts['bytes'] / 1e6:.1f} MB of text in {target}")
-    _say("next:")
-    _say(
-        f"  nstrain data init --work DATA --recipe {target / facts['recipe']} "
-        f"--tokenizer {target / facts['tokenizer']} --eos-id {facts['eos_id']} --cycle-tokens 65536"
-    )
-    _say("  nstrain data val --work DATA")
-    _say("  nstrain new RUN --model llama-cpu --data DATA --peak-lr 3e-3")
+    files = f"--recipe {_quoted(target / facts['recipe'])} --tokenizer {_quoted(target / facts['tokenizer'])}"
+    _say(f"next: nstrain data init --work DATA {files} --eos-id {facts['eos_id']} --cycle-tokens 65536")
     return 0
 
 
@@ -123,6 +119,7 @@ def init(
         _print_json(report.to_json())
     else:
         _say(str(report))
+        _say(f"next: nstrain data val --work {_quoted(resolve(work))}")
     return 0
 
 
@@ -140,13 +137,20 @@ def val(*, work: Path, json: Flag = False) -> int:
     load_host()
     from trainer_core.data.validation import make_heldout
 
-    record = make_heldout(resolve(work))
+    line = resolve(work)
+    record = make_heldout(line)
     if json:
         _print_json(record)
         return 0
     for name, strata in record["sources"].items():
         tokens = {stratum: entry["tokens"] for stratum, entry in strata.items()}
         _say(f"{name}: {sum(tokens.values()):,} held-out tokens ({_listed(tokens)})")
+        if not any(tokens.values()):
+            _say(
+                f'  no document was held out, and a training line needs some: raise "heldout" of {name}, or '
+                "split its text into more documents, and make another data line"
+            )
+    _say(f"next: nstrain new RUN --model llama-cpu --data {_quoted(line)} --peak-lr 3e-3")
     return 0
 
 
@@ -228,6 +232,11 @@ def delete(*, work: Path, cycle: int, json: Flag = False) -> int:
     else:
         _say(f"cycle {cycle}: {'shards removed' if deleted else 'there were no shards'}")
     return 0
+
+
+def _quoted(path: Path) -> str:
+    """A path as one word of a shell command."""
+    return shlex.quote(str(path))
 
 
 def _listed(values: dict[str, Any]) -> str:

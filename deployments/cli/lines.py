@@ -1,17 +1,20 @@
-"""The verbs of a training line: new, check, run, status, logs, stop, verify, models."""
+"""The verbs that change a training line: new, run, stop.
+
+Each is one call of trainer_core and what a person sees of it. What only looks is in `questions.py`.
+"""
 
 from __future__ import annotations
 
-import json as jsonlib
-import time
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from trainer_core.errors import Refused
 from trainer_core.host import load_host, resolve
 from trainer_core.line.paths import LinePaths
+from trainer_core.line.stop import StopRequest, read_stop, request_stop
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -20,12 +23,9 @@ def _say(message: str) -> None:
     print(message, flush=True)
 
 
-def _print_json(value: Any) -> None:
-    print(jsonlib.dumps(value, indent=2))
-
-
 def new(
     run: Path,
+    /,
     *,
     model: str,
     data: Path,
@@ -38,7 +38,7 @@ def new(
     Parameters
     ----------
     run
-        Directory of the new line.
+        Directory of the new line; a relative one is made in the current directory.
     model
         Model preset (see `nstrain models`).
     data
@@ -68,28 +68,19 @@ def new(
         settings=set,
     )
     _say(f"{line}: {config.model.name}, {config.tokens_per_update:,} tokens per update")
-    _say(f"next: nstrain run {line}")
-    return 0
-
-
-def check(run: Path) -> int:
-    """Make every check of a start, without training.
-
-    Parameters
-    ----------
-    run
-        Directory of the line, or its name under work_root.
-    """
-    load_host()
-    from trainer_core.ops.check import check_line
-
-    for sentence in check_line(resolve(run)):
-        _say(sentence)
+    command = f"nstrain run {shlex.quote(str(line))}"
+    if config.end_tokens is None:
+        _say(
+            "the schedule has no end: the line trains until it is stopped or its data is used up; "
+            f"{command} --cycles N ends after N cycles, and so does an end in the schedule (see docs/data.md)"
+        )
+    _say(f"next: {command}")
     return 0
 
 
 def run(
     run: Path,
+    /,
     *,
     cycles: int | None = None,
     foreground: Flag = False,
@@ -112,6 +103,15 @@ def run(
         With --inline: end with code 30 instead of preparing data.
     """
     load_host()
+    problems = []
+    if cycles is not None and cycles < 1:
+        problems.append(f"--cycles {cycles}: expected at least 1")
+    if inline and foreground:
+        problems.append("--inline and --foreground: give one; an inline run is in the foreground already")
+    if no_wait and not inline:
+        problems.append("--no-wait: goes with --inline")
+    if problems:
+        raise Refused(problems)
     line = resolve(run)
     if inline:
         from trainer_core.ops.run import run_inline
@@ -119,8 +119,6 @@ def run(
         code, message = run_inline(line, cycles=cycles, wait=not no_wait, say=_say)
         _say(message)
         return code
-    if no_wait:
-        raise Refused("--no-wait goes with --inline")
     from deployments.follow import follow, submit
     from trainer_core.ops.check import check_line
 
@@ -130,69 +128,7 @@ def run(
     return follow(started, line, say=_say) if foreground else 0
 
 
-def status(run: Path, *, watch: Flag = False, json: Flag = False) -> int:
-    """Say where a line stands, from its files alone.
-
-    Parameters
-    ----------
-    run
-        Directory of the line, or its name under work_root.
-    watch
-        Say it again every two seconds until Ctrl-C.
-    json
-        Print JSON.
-    """
-    load_host()
-    from trainer_core.line.status import line_status
-
-    while True:
-        value = line_status(resolve(run))
-        _print_json(value) if json else _say(_sentence(value))
-        if not watch:
-            return 0
-        time.sleep(2.0)
-
-
-def _sentence(value: dict[str, Any]) -> str:
-    """A status in a few lines for people."""
-    loss = value["loss"]
-    rate = value["tokens_per_second"]
-    mix = next((v for k, v in value["validation"].items() if k.endswith("/mix")), None)
-    lines = [
-        f"{value['line']}: {value['state']} ({value['reason']})",
-        f"  update {value['update']}, {value['tokens']:,} tokens, cycle {value['cycle']}",
-    ]
-    if loss is not None:
-        lines.append(f"  loss {loss:.4f}" + (f", validation mix {mix:.4f}" if mix is not None else ""))
-    if rate:
-        eta = value["eta_seconds"]
-        lines.append(f"  {rate:,.0f} tokens/s" + (f", {eta / 3600:.1f} h to go" if eta else ""))
-    points = value["checkpoints"]
-    if points:
-        lines.append("  checkpoints: " + ", ".join(f"u{p['update']}" for p in points))
-    return "\n".join(lines)
-
-
-def logs(run: Path, *, lines: int = 40) -> int:
-    """Show the end of a line's log.
-
-    Parameters
-    ----------
-    run
-        Directory of the line, or its name under work_root.
-    lines
-        Lines from the end.
-    """
-    load_host()
-    path = LinePaths(resolve(run)).run_log
-    if not path.exists():
-        raise Refused(f"{path}: no log yet; the line has not been started")
-    for line in path.read_text(errors="replace").splitlines()[-lines:]:
-        _say(line)
-    return 0
-
-
-def stop(run: Path, *, at_cycle_end: int | None = None, at_update: int | None = None) -> int:
+def stop(run: Path, /, *, at_cycle_end: int | None = None, at_update: int | None = None) -> int:
     """Stop a line with a checkpoint: at the next update, at the end of a cycle, or at an update.
 
     Parameters
@@ -200,59 +136,46 @@ def stop(run: Path, *, at_cycle_end: int | None = None, at_update: int | None = 
     run
         Directory of the line, or its name under work_root.
     at_cycle_end
-        Stop when this cycle is trained.
+        Stop when this cycle is trained; cycles count from 0.
     at_update
         Stop when this many updates are done.
     """
     load_host()
-    from trainer_core.line.stop import request_stop
-
+    bounds = {"--at-cycle-end": at_cycle_end, "--at-update": at_update}
+    problems = [f"{name} {n}: expected at least 0" for name, n in bounds.items() if n is not None and n < 0]
+    if at_cycle_end is not None and at_update is not None:
+        problems.append("--at-cycle-end and --at-update: give one of them")
+    if problems:
+        raise Refused(problems)
     paths = LinePaths(resolve(run))
+    earlier = read_stop(paths)
     request = request_stop(paths, at_cycle_end=at_cycle_end, at_update=at_update, by="nstrain stop")
-    _say(f"{paths.root}: {'a stop is requested' if request else 'not running; it stays stopped'}")
+    if request is None:
+        _say(f"{paths.root}: does not run; nothing to stop")
+        return 0
+    _say(f"{paths.root}: stops {_when(paths, request)}, with a checkpoint")
+    if earlier is not None:
+        _say(f"  instead of {_bound(earlier)}, as was asked before")
     return 0
 
 
-def verify(run: Path, *, json: Flag = False) -> int:
-    """Compare every byte of every checkpoint with its hashes; exit code 20 when one is damaged.
-
-    Parameters
-    ----------
-    run
-        Directory of the line, or its name under work_root.
-    json
-        Print JSON.
-    """
-    load_host()
-    from trainer_core.line.checkpoints import list_checkpoints
-    from trainer_core.line.checkpoints import verify as verify_files
-
-    found = [
-        {"update": info.update, "ok": not problems, "problem": problems[0] if problems else None}
-        for info in list_checkpoints(LinePaths(resolve(run)))
-        for problems in [verify_files(info.path)]
-    ]
-    if json:
-        _print_json(found)
-    for row in [] if json else found:
-        _say(f"u{row['update']}: {'sound' if row['ok'] else row['problem']}")
-    return 0 if all(row["ok"] for row in found) else 20
+def _bound(request: StopRequest) -> str:
+    """The point that a request names."""
+    if request.at_cycle_end is not None:
+        return f"at the end of cycle {request.at_cycle_end}"
+    return "at the next update" if request.at_update is None else f"at update {request.at_update}"
 
 
-def models(*, json: Flag = False) -> int:
-    """List the model presets with exact counts.
+def _when(paths: LinePaths, request: StopRequest) -> str:
+    """Where a running line stops for a request, as far as its files tell."""
+    from trainer_core.line.status import line_status
 
-    Parameters
-    ----------
-    json
-        Print JSON.
-    """
-    load_host()
-    from trainer_core.ops.models import list_models
-
-    found = list_models()
-    if json:
-        _print_json(found)
-    for row in [] if json else found:
-        _say(f"{row['name']:16} {row['family']:8} {row['parameters']:>14,} parameters")
-    return 0
+    now = line_status(paths.root)
+    update, cycle = now["update"], max(now["cycle"], now["cycles_done"])
+    if request.at_update is not None and update >= request.at_update:
+        return f"at the next update: update {request.at_update} is already past (the line is at {update})"
+    if request.at_cycle_end is not None and cycle > request.at_cycle_end:
+        return (
+            f"at the next cycle's end: cycle {request.at_cycle_end} is already past (the line is in {cycle})"
+        )
+    return _bound(request)

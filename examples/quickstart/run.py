@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -81,9 +82,9 @@ def say(text: str = "") -> None:
 
 def nstrain(*arguments: str | Path) -> None:
     """Run an `nstrain` command with its output; raises StepFailed when it fails."""
-    shown = " ".join(str(argument) for argument in arguments)
-    say(f"\n$ nstrain {shown}")
-    code = subprocess.run([str(BIN / "nstrain"), *map(str, arguments)]).returncode
+    words = [str(argument) for argument in arguments]
+    say(f"\n$ {shlex.join(['nstrain', *words])}")
+    code = subprocess.run([str(BIN / "nstrain"), *words]).returncode
     if code != 0:
         raise StepFailed(code)
 
@@ -169,8 +170,16 @@ def report(work: Work) -> None:
     record = read_record(Home.default())
     if record.server_alive():
         say(f"  UI           {record.ui}")
-    say(f"\nmore: export NSTRAIN_HOST={work.host}")
-    say("      nstrain status trunk; nstrain verify trunk; prefect deployment run trunk; nstrain down")
+    say("\nmore:")
+    say(f"  source {shlex.quote(str(BIN / 'activate'))}; export NSTRAIN_HOST={shlex.quote(str(work.host))}")
+    say("  nstrain status trunk; nstrain verify trunk; prefect deployment run trunk --watch")
+    say(f"the server and the workers go on until: {down_command()}")
+
+
+def down_command() -> str:
+    """`make down`, with the virtual environment that make has to be told."""
+    venv = Path(sys.prefix)
+    return "make down" if venv == ROOT / ".venv" else f"make down VENV={shlex.quote(str(venv))}"
 
 
 def quickstart(work: Work) -> None:
