@@ -1,4 +1,4 @@
-"""Damage between two runs: what can be rebuilt is, byte for byte; the rest is refused, and nothing is lost."""
+"""Damage between two runs: what can be rebuilt is, byte for byte; the rest is refused, nothing is lost."""
 
 from __future__ import annotations
 
