@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainer_core.complaints import validation_problems
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json
 
@@ -45,16 +46,6 @@ def host_file() -> Path:
     """The settings file in force."""
     named = os.environ.get("NSTRAIN_HOST")
     return Path(named).expanduser() if named else state_dir() / "host.json"
-
-
-def validation_problems(error: ValidationError, where: Path | str) -> list[str]:
-    """All problems of a pydantic error as lines that name file, key, value and expectation."""
-    problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-        found = "" if item["type"] in ("missing", "extra_forbidden") else f", found {item['input']!r}"
-        problems.append(f"{where}: {key}: {item['msg']}{found}")
-    return problems
 
 
 def load_host() -> HostSettings:

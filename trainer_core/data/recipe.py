@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 from trainer_core import host
+from trainer_core.complaints import validation_problems
 from trainer_core.data.sources import Piece, StratumRule, TextRule
 from trainer_core.errors import Refused
-from trainer_core.host import validation_problems
 from trainer_core.line.files import read_json
 
 SUM_TOLERANCE = Fraction(1, 10**9)

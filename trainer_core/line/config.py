@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from trainer_core.complaints import validation_problems
 from trainer_core.errors import Refused
-from trainer_core.host import validation_problems
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.paths import LinePaths
 from trainer_core.schedule.pieces import end_of, problems
