@@ -175,7 +175,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     for text, words in (
         ("{", "not valid JSON"),
         ("[]", "expected a JSON object"),
-        ("{}", "sources: Field required"),
+        ("{}", "sources: this key is required"),
     ):
         path.write_text(text)
         with pytest.raises(Refused, match=words):
