@@ -16,9 +16,9 @@ from typing import Any
 
 from trainer_core.data.encode import Encoder
 from trainer_core.data.holdout import is_held_out
+from trainer_core.data.records import read_record
 from trainer_core.data.sources import SourceFile, TextRule
 from trainer_core.data.text import ReadCounts, iter_documents
-from trainer_core.line.files import read_json
 from trainer_core.line.paths import DataPaths
 
 FORMAT = "calibration/1"
@@ -197,8 +197,16 @@ def calibration_to_json(sources: dict[str, SourceCalibration]) -> dict[str, Any]
 
 def load_calibration(root: Path) -> dict[str, SourceCalibration]:
     """Read D/calibration.json. Raises Refused when there is none."""
-    value = read_json(DataPaths(root).calibration)
-    return {
+    return read_record(
+        DataPaths(root).calibration,
+        FORMAT,
+        _from_json,
+        way_out="measurements can be had from another data line, or made anew without --calibration-from",
+    )
+
+
+def _from_json(value: dict[str, Any]) -> dict[str, SourceCalibration]:
+    sources = {
         name: SourceCalibration(
             identity=source["identity"],
             encode_sha256=source["encode_sha256"],
@@ -208,3 +216,8 @@ def load_calibration(root: Path) -> dict[str, SourceCalibration]:
         )
         for name, source in value["sources"].items()
     }
+    for name, source in sources.items():
+        for key, entry in source.strata.items():
+            if min(entry.file_bytes, entry.sampled_bytes) < 1:
+                raise ValueError(f"source {name}, stratum {key}: nothing was measured")
+    return sources

@@ -1,19 +1,24 @@
 """The consumer record: which training line reads a data line, in which row lengths and batch sizes.
 
 Written by `new` and `branch`, and grown when a line's schedule grows; cycles are planned by it. Append-only:
-the past of both schedules never changes, and one data line has one consumer.
+the past of both schedules never changes, and one data line has one consumer. Only a record that nothing came
+of (no cycle is planned, and its line was never made) gives way to another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainer_core.data.records import read_record
+from trainer_core.data.sources import load_data_line
+from trainer_core.data.state_file import current_state
 from trainer_core.errors import Refused
-from trainer_core.line.files import read_json, write_json
-from trainer_core.line.paths import DataPaths
+from trainer_core.line.files import write_json
+from trainer_core.line.lock import FileLock
+from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.schedule.pieces import piece_at, problems
 
 FORMAT = "consumer/1"
@@ -42,6 +47,10 @@ class Consumer:
     batches: tuple[ConsumerPiece, ...]
     """Tokens per update by tokens trained, read at an update's first token."""
 
+    def is_line(self, line: str | Path) -> bool:
+        """Whether this is the training line, by whichever path it is named."""
+        return Path(self.line).resolve() == Path(line).resolve()
+
     def row_length(self, tokens: int) -> int:
         """Row length in force."""
         return piece_at(self.row_lengths, tokens).value
@@ -55,6 +64,29 @@ class Consumer:
         return piece_at(self.batches, tokens).value
 
 
+def check_consumer(data_root: Path, *, row_length: int, tokens_per_update: int) -> list[str]:
+    """What would keep cycles of this data line from feeding such a training line; [] = nothing."""
+    if row_length < 1 or tokens_per_update < 1:
+        return [
+            f"row length {row_length} and {tokens_per_update} tokens per update: both must be at least 1"
+        ]
+    cycle = load_data_line(data_root).cycle_tokens
+    rows = tokens_per_update // row_length
+    found = []
+    if not rows:
+        found.append(
+            f"an update of {tokens_per_update:,} tokens holds no row of {row_length:,}; "
+            "make updates larger or rows shorter"
+        )
+    if max(1, rows) * row_length > cycle:
+        what = f"no update of {rows * row_length:,} tokens" if rows else f"no row of {row_length:,} tokens"
+        found.append(
+            f"{data_root}: a cycle of {cycle:,} tokens holds {what}; make updates smaller, or a data line "
+            "with larger cycles (`nstrain data init --cycle-tokens`)"
+        )
+    return found
+
+
 def register_consumer(
     data_root: Path,
     *,
@@ -64,28 +96,24 @@ def register_consumer(
 ) -> Consumer:
     """Record a training line, or grow its schedules; the same record again changes nothing.
 
-    `row_lengths` is [{"from", "to", "length"}], `batch` [{"from", "to", "tokens"}], `to` null = open.
+    `row_lengths` is [{"from", "to", "length"}], `batch` [{"from", "to", "tokens"}], `to` null = open. Waits for
+    a preparer at work, except to grow.
     """
     paths = DataPaths(data_root)
     consumer = Consumer(
-        line=str(line),
+        line=str(Path(line).absolute()),
         row_lengths=_pieces(row_lengths, "length"),
         batches=_pieces(batch, "tokens"),
     )
-    found = problems(consumer.row_lengths, "row_lengths") + problems(consumer.batches, "batch")
-    for key, pieces in (("row_lengths", consumer.row_lengths), ("batch", consumer.batches)):
-        found += [
-            f"{key}[{i}]: {piece.value} must be at least 1"
-            for i, piece in enumerate(pieces)
-            if piece.value < 1
-        ]
-    if paths.consumer.exists() and not found:
-        found = _growth_problems(paths, read_consumer(data_root), consumer)
+    found = _schedule_problems(consumer)
     if found:
         raise Refused(found)
-    value = _json(consumer)
-    if not paths.consumer.exists() or read_json(paths.consumer) != value:
-        write_json(paths.consumer, value)
+    if paths.consumer.exists() and not _replaceable(paths, read_consumer(data_root)):
+        return _grow(paths, consumer)
+    with FileLock.acquire_waiting(paths.lock, role="new"):
+        if paths.consumer.exists() and not _replaceable(paths, read_consumer(data_root)):
+            return _grow(paths, consumer)
+        write_json(paths.consumer, _json(consumer))
     return consumer
 
 
@@ -97,21 +125,63 @@ def read_consumer(data_root: Path) -> Consumer:
             f"{data_root}: no training line reads this data line yet, so its row length is not known; "
             f"make one with `nstrain new RUN --data {data_root} ...`"
         )
-    value = read_json(path)
-    return Consumer(
+    return read_record(
+        path,
+        FORMAT,
+        _checked,
+        way_out="restore it from a backup; while no cycle is planned it may be deleted and `nstrain new` run",
+    )
+
+
+def _checked(value: dict[str, Any]) -> Consumer:
+    consumer = Consumer(
         line=value["line"],
         row_lengths=_pieces(value["row_lengths"], "length"),
         batches=_pieces(value["batch"], "tokens"),
     )
+    found = _schedule_problems(consumer)
+    if found:
+        raise ValueError("; ".join(found))
+    return consumer
+
+
+def _replaceable(paths: DataPaths, recorded: Consumer) -> bool:
+    """Whether nothing came of the record: no cycle is planned by it and its line was never made."""
+    if LinePaths(Path(recorded.line)).run_json.exists():
+        return False
+    return current_state(paths).next_cycle == 0
+
+
+def _schedule_problems(consumer: Consumer) -> list[str]:
+    found = problems(consumer.row_lengths, "row_lengths") + problems(consumer.batches, "batch")
+    for key, pieces in (("row_lengths", consumer.row_lengths), ("batch", consumer.batches)):
+        found += [
+            f"{key}[{i}]: {piece.value} must be at least 1"
+            for i, piece in enumerate(pieces)
+            if piece.value < 1
+        ]
+    return found
+
+
+def _grow(paths: DataPaths, new: Consumer) -> Consumer:
+    """Replace the record by one that goes on from it."""
+    old = read_consumer(paths.root)
+    found = _growth_problems(paths, old, new)
+    if found:
+        raise Refused(found)
+    grown = replace(new, line=old.line)
+    if grown != old:
+        write_json(paths.consumer, _json(grown))
+    return grown
 
 
 def _growth_problems(paths: DataPaths, old: Consumer, new: Consumer) -> list[str]:
-    if old.line != new.line:
+    if not old.is_line(new.line):
         return [
             f"{paths.root}: already read by the training line {old.line}; a data line has one consumer. "
             f"Make another data line for {new.line} (`nstrain data init --calibration-from {paths.root}`)"
         ]
-    planned = read_json(paths.state)["start_token"] if paths.state.exists() else 0
+    planned = current_state(paths).start_token
     found = []
     for key, before, after in (
         ("row_lengths", old.row_lengths, new.row_lengths),

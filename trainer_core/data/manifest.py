@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_core.data.assemble import SegmentRows
+from trainer_core.data.manifest_shape import ManifestShape
 from trainer_core.data.plan_state import DocRange, PlanState, range_json, ranges
 from trainer_core.data.planner import CyclePlan, PartPlan
+from trainer_core.data.records import read_record
 from trainer_core.data.row_order import PartOrder, part_order
 from trainer_core.data.sources import DataLine, Piece
 from trainer_core.errors import Refused
-from trainer_core.line.files import canonical_json, read_json, write_bytes
+from trainer_core.line.files import canonical_json, write_bytes
+from trainer_core.line.paths import DataPaths
 
 if TYPE_CHECKING:  # readers of manifests need no tokenizer
     from trainer_core.data.open_files import OpenFiles
@@ -94,10 +97,28 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest. Raises Refused when it is missing, damaged or of another version."""
-    value = read_json(path)
-    if value.get("format") != FORMAT:
-        raise Refused(f"{path}: format is {value.get('format')!r}, this version reads {FORMAT!r}")
-    return Manifest(value=value, sha256=hashlib.sha256(canonical_json(value)).hexdigest())
+    return read_record(path, FORMAT, _checked, way_out="restore it from a backup")
+
+
+def read_cycle_manifest(paths: DataPaths, cycle: int, *, data_digest: str | None = None) -> Manifest:
+    """Read the manifest of a cycle. Raises Refused when it is another cycle's or another data line's."""
+    path = paths.manifest(cycle)
+    manifest = read_manifest(path)
+    if manifest.cycle != cycle:
+        raise Refused(f"{path}: this is the manifest of cycle {manifest.cycle}; restore it from a backup")
+    planned = manifest.value["data_digest"]
+    if data_digest is not None and planned != data_digest:
+        raise Refused(
+            f"{path}: the cycle was planned when the data line's digest was {planned}, {paths.data} now has "
+            f"{data_digest}; put back the {paths.data.name} that it was planned with"
+        )
+    return manifest
+
+
+def _checked(value: dict[str, Any]) -> Manifest:
+    data = canonical_json(value)
+    ManifestShape.model_validate_json(data)
+    return Manifest(value=value, sha256=hashlib.sha256(data).hexdigest())
 
 
 def write_manifest(path: Path, value: Mapping[str, Any]) -> None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainer_core.data.consumer import Consumer
 from trainer_core.data.plan_state import PlanState
 from trainer_core.data.row_order import PartOrder, part_order, segment_bounds
 from trainer_core.data.sources import DataLine, Piece
 from trainer_core.data.strata import Untokenized
 from trainer_core.data.streams import Estimate, FileCounts, SourcePlan, plan_stream
 from trainer_core.errors import Refused
+
+if TYPE_CHECKING:  # the consumer's record asks the state how much is planned
+    from trainer_core.data.consumer import Consumer
 
 
 @dataclass(frozen=True, kw_only=True)

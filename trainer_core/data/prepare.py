@@ -22,7 +22,7 @@ from trainer_core.data.manifest import (
     manifest_value,
     plan_segments,
     plan_streams,
-    read_manifest,
+    read_cycle_manifest,
     write_manifest,
 )
 from trainer_core.data.open_files import OpenFiles
@@ -58,6 +58,7 @@ class CyclePreparer:
         self.paths = DataPaths(Path(work))
         self.line = load_data_line(self.paths.root)
         self.files = OpenFiles(self.paths.root, self.line)
+        self._digest = self.line.digest()
 
     def has_manifest(self, cycle: int) -> bool:
         """Whether the cycle is planned for good."""
@@ -67,7 +68,7 @@ class CyclePreparer:
         """Whether the cycle can be trained: its manifest and every shard are in place."""
         if not self.has_manifest(cycle):
             return False
-        manifest = read_manifest(self.paths.manifest(cycle))
+        manifest = self._manifest(cycle)
         folder = self.paths.cycle(cycle)
         return all((folder / shard["path"]).exists() for shards in manifest.shards() for shard in shards)
 
@@ -97,9 +98,9 @@ class CyclePreparer:
                         self.files.tokenize(source, path)
                 log_step(self.paths, cycle, "tokenize_started")
                 self._publish(cycle)
-            state = current_state(self.paths)
+            state = self._state()
             write_state(self.paths, state)
-            manifest = read_manifest(self.paths.manifest(cycle))
+            manifest = self._manifest(cycle)
             log_step(self.paths, cycle, "published", manifest_sha256=manifest.sha256)
             self._sweep(state)
             return self._summary(manifest)
@@ -127,12 +128,12 @@ class CyclePreparer:
         """Write a cycle's shards to a new folder from its manifest and the sources, and compare digests."""
         with self._working():
             self._rebuild(cycle, out)
-            self._sweep(current_state(self.paths))
+            self._sweep(self._state())
 
     def _needed(self, cycle: int) -> list[tuple[str, str]]:
         if self.has_manifest(cycle):
             return [] if self.published(cycle) else self._untokenized(cycle)
-        state = current_state(self.paths)
+        state = self._state()
         if cycle != state.next_cycle:
             raise Refused(
                 f"{self.paths.root}: cycle {cycle} can only be prepared after cycle {cycle - 1}; "
@@ -144,9 +145,15 @@ class CyclePreparer:
             return list(wanted.files)
         return []
 
+    def _manifest(self, cycle: int) -> Manifest:
+        return read_cycle_manifest(self.paths, cycle, data_digest=self._digest)
+
+    def _state(self) -> PlanState:
+        return current_state(self.paths, data_digest=self._digest)
+
     def _untokenized(self, cycle: int) -> list[tuple[str, str]]:
         """Files of a planned cycle that are not tokenized (any more)."""
-        streams = read_manifest(self.paths.manifest(cycle)).streams()
+        streams = self._manifest(cycle).streams()
         wanted = dict.fromkeys((name, docs.path) for name, stream in streams.items() for docs in stream)
         return [key for key in wanted if self.files.shard(*key) is None]
 
@@ -182,7 +189,7 @@ class CyclePreparer:
                 self._rebuild(cycle, part)
                 publish(part, folder)
                 return
-            plan = self._plan(current_state(self.paths))
+            plan = self._plan(self._state())
             rows = sum(part_plan.num_rows for part_plan in plan.parts)
             log_step(self.paths, cycle, "planned", num_rows=rows)
             shards = write_segments(
@@ -197,7 +204,7 @@ class CyclePreparer:
             raise
 
     def _rebuild(self, cycle: int, out: Path) -> None:
-        manifest = read_manifest(self.paths.manifest(cycle))
+        manifest = self._manifest(cycle)
         for source, path in self._untokenized(cycle):
             self.files.tokenize(source, path)
         shards = write_segments(

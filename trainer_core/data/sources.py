@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer_core.data.records import read_record
 from trainer_core.errors import Refused
-from trainer_core.line.files import read_json, sha256_json
+from trainer_core.line.files import sha256_json
 from trainer_core.line.paths import DataPaths
 
 FORMAT = "data/1"
@@ -274,13 +275,24 @@ def load_data_line(root: Path) -> DataLine:
         raise Refused(
             f"{root}: not a data line (no data.json); make one with `nstrain data init --work {root}`"
         )
-    value = read_json(path)
-    if value.get("format") != FORMAT:
-        raise Refused(f"{path}: format is {value.get('format')!r}, this version reads {FORMAT!r}")
-    try:
-        return DataLine.from_json(value)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Refused(
-            f"{path}: damaged or edited by hand ({type(error).__name__}: {error}); "
-            "restore the file that `data init` wrote"
-        ) from error
+    return read_record(path, FORMAT, _checked_line, way_out="restore the file that `data init` wrote")
+
+
+def _checked_line(value: dict[str, Any]) -> DataLine:
+    """The line of a data.json. Raises ValueError when its parts do not fit each other."""
+    line = DataLine.from_json(value)
+    if line.planner_version != PLANNER_VERSION:
+        raise ValueError(f"planner_version {line.planner_version}, this version plans by {PLANNER_VERSION}")
+    if min(line.cycle_tokens, line.segments) < 1:
+        raise ValueError("cycle_tokens and segments are at least 1")
+    if [piece.from_cycle for piece in line.pieces[:1]] != [0]:
+        raise ValueError("the first piece begins at cycle 0")
+    for source in line.sources:
+        strata = {stratum.name for stratum in source.strata}
+        if strata != {file.stratum for file in source.files} or min(s.tokens for s in source.strata) < 1:
+            raise ValueError(f"source {source.name}: its files and its strata do not fit")
+    names = [source.name for source in line.sources]
+    for piece in line.pieces:
+        if list(piece.shares) != names or min(piece.shares.values()) < 0 or piece.denominator < 1:
+            raise ValueError(f"the shares from cycle {piece.from_cycle} on do not fit the sources {names}")
+    return line

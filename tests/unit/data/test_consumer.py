@@ -6,25 +6,36 @@ from typing import Any
 
 import pytest
 
-from trainer_core.data.consumer import read_consumer, register_consumer
+from tests.tools.tiny_data import disk_line
+from trainer_core.data.consumer import check_consumer, read_consumer, register_consumer
+from trainer_core.data.prepare import CyclePreparer
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 
 LENGTHS: list[dict[str, int | None]] = [{"from": 0, "to": None, "length": 128}]
+LENGTHS_16: list[dict[str, int | None]] = [{"from": 0, "to": None, "length": 16}]
 BATCH: list[dict[str, int | None]] = [{"from": 0, "to": None, "tokens": 1024}]
 
 
 def put(root: Path, **changes: Any) -> None:
-    register_consumer(root, **{"line": "/lines/a", "row_lengths": LENGTHS, "batch": BATCH, **changes})
+    register_consumer(root, **{"line": root / "a", "row_lengths": LENGTHS, "batch": BATCH, **changes})
+
+
+def make_line(path: Path) -> None:
+    """As far as the data line is concerned, a training line is a folder with a run.json."""
+    path.mkdir()
+    (path / "run.json").write_text("{}")
 
 
 def test_round_trip_and_repetition(tmp_path: Path) -> None:
+    make_line(tmp_path / "a")
     put(tmp_path)
     before = DataPaths(tmp_path).consumer.stat().st_mtime_ns
     put(tmp_path)
     assert DataPaths(tmp_path).consumer.stat().st_mtime_ns == before
     consumer = read_consumer(tmp_path)
-    assert (consumer.line, consumer.row_length(10**12), consumer.batch(0)) == ("/lines/a", 128, 1024)
+    assert (consumer.row_length(10**12), consumer.batch(0)) == (128, 1024)
+    assert consumer.line == str(tmp_path / "a")
     assert consumer.row_length_end(0) is None
 
 
@@ -34,25 +45,109 @@ def test_nobody_registered_names_the_command(tmp_path: Path) -> None:
 
 
 def test_a_second_line_is_refused_and_the_first_named(tmp_path: Path) -> None:
+    make_line(tmp_path / "a")
     put(tmp_path)
-    with pytest.raises(Refused, match=r"already read by the training line /lines/a"):
-        put(tmp_path, line="/lines/b")
-    assert read_consumer(tmp_path).line == "/lines/a"
+    with pytest.raises(Refused, match=r"already read by the training line .*/a;"):
+        put(tmp_path, line=tmp_path / "b")
+    assert read_consumer(tmp_path).line == str(tmp_path / "a")
+
+
+def test_a_line_that_was_never_made_does_not_keep_the_data_line(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, consumer=False)
+    put(work, line=tmp_path / "failed")
+    put(work, line=tmp_path / "failed", batch=[{"from": 0, "to": None, "tokens": 128}])
+    assert read_consumer(work).batch(0) == 128
+    put(work, line=tmp_path / "b", row_lengths=LENGTHS_16)
+    assert read_consumer(work).line == str(tmp_path / "b")
+    CyclePreparer(work).tokenize(0)
+    with pytest.raises(Refused, match="one consumer"):
+        put(work, line=tmp_path / "c")
+    with pytest.raises(Refused, match="may only grow"):
+        put(work, line=tmp_path / "b", row_lengths=LENGTHS_16, batch=[{"from": 0, "to": None, "tokens": 512}])
+
+
+def test_a_line_may_be_named_by_any_path_to_it(tmp_path: Path) -> None:
+    make_line(tmp_path / "a")
+    put(tmp_path)
+    before = DataPaths(tmp_path).consumer.read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    put(tmp_path, line=tmp_path / "link")
+    put(tmp_path, line=tmp_path / "x" / ".." / "a")
+    assert DataPaths(tmp_path).consumer.read_bytes() == before
+    assert read_consumer(tmp_path).is_line(tmp_path / "link")
+
+
+@pytest.mark.parametrize(
+    ("row_length", "tokens", "words"),
+    [
+        (16, 128, []),
+        (16, 2000, []),
+        (16, 2016, ["a cycle of 2,000 tokens holds no update of 2,016 tokens"]),
+        (2001, 4000, ["a cycle of 2,000 tokens holds no update of 2,001 tokens"]),
+        (64, 32, ["an update of 32 tokens holds no row of 64"]),
+        (4096, 32, ["an update of 32 tokens holds no row", "a cycle of 2,000 tokens holds no row of 4,096"]),
+        (0, 32, ["at least 1"]),
+    ],
+)
+def test_what_a_cycle_cannot_feed_is_known_before_anything_is_recorded(
+    tmp_path: Path, row_length: int, tokens: int, words: list[str]
+) -> None:
+    work = disk_line(tmp_path, consumer=False)
+    found = check_consumer(work, row_length=row_length, tokens_per_update=tokens)
+    assert len(found) == len(words) and all(w in f for w, f in zip(words, found, strict=True))
+    put(
+        work,
+        row_lengths=[{"from": 0, "to": None, "length": max(1, row_length)}],
+        batch=[{"from": 0, "to": None, "tokens": tokens}],
+    )
+    if found and row_length:
+        with pytest.raises(Refused, match="no whole update"):
+            CyclePreparer(work).needed(0)
+    else:
+        assert CyclePreparer(work).needed(0)
+
+
+DAMAGE: list[Any] = [
+    "{",
+    "[]",
+    {},
+    {"format": "consumer/1"},
+    {"format": "consumer/1", "line": 7, "row_lengths": [], "batch": []},
+    {"format": "consumer/1", "line": "/a", "row_lengths": 3, "batch": BATCH},
+    {"format": "consumer/1", "line": "/a", "row_lengths": [{"from": 0, "to": None}], "batch": BATCH},
+    {"format": "consumer/1", "line": "/a", "row_lengths": LENGTHS, "batch": []},
+    {
+        "format": "consumer/1",
+        "line": "/a",
+        "row_lengths": LENGTHS,
+        "batch": [{"from": 0, "to": None, "tokens": "1024"}],
+    },
+]
+
+
+@pytest.mark.parametrize("content", DAMAGE)
+def test_a_damaged_record_is_refused_by_name(tmp_path: Path, content: Any) -> None:
+    path = DataPaths(tmp_path).consumer
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    for call in (lambda: read_consumer(tmp_path), lambda: put(tmp_path)):
+        with pytest.raises(Refused, match=r"consumer\.json: .*restore it from a backup"):
+            call()
 
 
 def test_schedules_grow_only_after_what_is_planned(tmp_path: Path) -> None:
-    put(tmp_path)
-    DataPaths(tmp_path).state.write_text(json.dumps({"start_token": 5000}))
-    grown = [{"from": 0, "to": 5000, "tokens": 1024}, {"from": 5000, "to": None, "tokens": 2048}]
-    early = [{"from": 0, "to": 4999, "tokens": 1024}, {"from": 4999, "to": None, "tokens": 2048}]
-    with pytest.raises(Refused, match="after the 5,000 tokens"):
-        put(tmp_path, batch=early)
-    put(tmp_path, batch=grown)
-    consumer = read_consumer(tmp_path)
-    assert (consumer.batch(4999), consumer.batch(5000)) == (1024, 2048)
+    work = disk_line(tmp_path, consumer=False)
+    put(work, row_lengths=LENGTHS_16)
+    CyclePreparer(work).tokenize(0)
+    grown = [{"from": 0, "to": 1024, "tokens": 1024}, {"from": 1024, "to": None, "tokens": 2048}]
+    early = [{"from": 0, "to": 1023, "tokens": 1024}, {"from": 1023, "to": None, "tokens": 2048}]
+    with pytest.raises(Refused, match="after the 1,024 tokens"):
+        put(work, row_lengths=LENGTHS_16, batch=early)
+    put(work, row_lengths=LENGTHS_16, batch=grown)
+    consumer = read_consumer(work)
+    assert (consumer.batch(1023), consumer.batch(1024)) == (1024, 2048)
     for changed in (BATCH, [{**grown[0], "tokens": 512}, grown[1]], [grown[0], {**grown[1], "tokens": 4096}]):
         with pytest.raises(Refused, match="may only grow at its end"):
-            put(tmp_path, batch=changed)
+            put(work, row_lengths=LENGTHS_16, batch=changed)
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
