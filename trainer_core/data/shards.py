@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ TokenArray = NDArray[Any]
 _NAMES: dict[TokenType, str] = {"uint16": "U16", "uint32": "U32"}
 _TYPES: dict[str, TokenType] = {name: key for key, name in _NAMES.items()}
 _HASH_SLICE = 1 << 22
+_SLICES_PER_BEAT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +136,8 @@ def write_shard(
     return writer.finish()
 
 
-def read_shard(path: Path) -> Shard:
-    """Open a shard as memory maps. Raises Refused when the file is missing, cut or not a shard."""
+def read_shard(path: Path, *, way_out: str = "restore it") -> Shard:
+    """Open a shard as memory maps. Raises Refused, with the way out, when it is missing, cut or no shard."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -150,11 +151,9 @@ def read_shard(path: Path) -> Shard:
         kind = np.dtype(_TYPES[header["tokens"]["dtype"]]).newbyteorder("<")
         tokens = _map(path, 8 + length, header["tokens"], kind)
     except FileNotFoundError:
-        raise Refused(f"{path}: this shard does not exist") from None
-    except (ValueError, KeyError, TypeError):
-        raise Refused(
-            f"{path}: not a complete shard; delete its folder and prepare the cycle again"
-        ) from None
+        raise Refused(f"{path}: this shard does not exist; {way_out}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        raise Refused(f"{path}: not a complete shard; {way_out}") from None
     return Shard(tokens=tokens, doc_ends=ends, metadata=header.get("__metadata__", {}))
 
 
@@ -167,10 +166,12 @@ def _map(path: Path, base: int, tensor: Mapping[str, Any], dtype: np.dtype[Any])
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)).view(np.ndarray)
 
 
-def hash_shard(path: Path) -> str:
-    """Hex blake2b of a shard file's bytes, as the manifest names it."""
+def hash_shard(path: Path, *, beat: Callable[[], None] = lambda: None) -> str:
+    """Hex blake2b of a shard file's bytes, as the manifest names it; calls `beat` every 64 MiB."""
     digest = hashlib.blake2b(digest_size=32)
     with open(path, "rb") as file:
-        while chunk := file.read(_HASH_SLICE):
+        for number, chunk in enumerate(iter(lambda: file.read(_HASH_SLICE), b"")):
             digest.update(chunk)
+            if number % _SLICES_PER_BEAT == 0:
+                beat()
     return digest.hexdigest()

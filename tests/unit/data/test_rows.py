@@ -1,6 +1,8 @@
 """Rows for the training loop: pure, complete, in the planned order, and refused when that is not so."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -105,14 +107,92 @@ def test_another_order_than_the_recorded_one_is_refused(line: Path, tmp_path: Pa
         DataLineRows(work).parts(0)
 
 
-def test_a_shard_of_another_size_is_refused(line: Path, tmp_path: Path) -> None:
+def flip(path: Path, at_byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at_byte] ^= 0x80
+    path.write_bytes(data)
+
+
+def other_shard(path: Path) -> None:
+    shutil.copy(path.parent / "prose.safetensors", path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: flip(path, -1),  # a token
+        lambda path: flip(path, 0),  # the length of the header
+        lambda path: flip(path, 8),
+        lambda path: flip(path, path.stat().st_size // 2),
+        lambda path: path.write_bytes(path.read_bytes()[:-2]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+        other_shard,
+    ],
+)
+def test_a_damaged_shard_is_never_trained_on_and_can_be_made_again(
+    line: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     work = tmp_path / "copy"
     shutil.copytree(line, work)
-    records = read_manifest(DataPaths(work).manifest(0)).shards()
-    a, b = (DataPaths(work).cycle(0) / record["path"] for record in records[0])
-    shutil.copy(a, b)
-    with pytest.raises(Refused, match="its manifest says"):
-        DataLineRows(work).rows(at(0, 0), 1)
+    record = read_manifest(DataPaths(work).manifest(1)).shards()[0][0]
+    shard = DataPaths(work).cycle(1) / record["path"]
+    assert shard.name == "code.safetensors"
+    damage(shard)
+    for call in (lambda: DataLineRows(work).parts(1), lambda: DataLineRows(work).rows(at(1, 0), 1)):
+        with pytest.raises(Refused) as caught:
+            call()
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"{shard}: ") and "nstrain data delete" in problem
+        assert "--cycle 1`" in problem and "nstrain data prepare" in problem
+    DataLineRows(work).rows(at(0, 0), 120)
+    preparer = CyclePreparer(work)
+    preparer.delete_cycle(1, consumed=False)
+    preparer.download(1)
+    preparer.tokenize(1)
+    assert np.array_equal(
+        DataLineRows(work).rows(at(1, 0), 120).ids, DataLineRows(line).rows(at(1, 0), 120).ids
+    )
+
+
+def test_all_damaged_shards_are_named(line: Path, tmp_path: Path) -> None:
+    work = tmp_path / "copy"
+    shutil.copytree(line, work)
+    shards = sorted(DataPaths(work).cycle(0).rglob("*.safetensors"))
+    for shard in shards:
+        flip(shard, -3)
+    with pytest.raises(Refused) as caught:
+        DataLineRows(work).parts(0)
+    assert sorted(problem.split(": ")[0] for problem in caught.value.problems) == [str(s) for s in shards]
+
+
+def test_opening_a_cycle_shows_life_once_and_reading_does_not_hash_again(line: Path) -> None:
+    beats: list[None] = []
+    source = DataLineRows(line, beat=lambda: beats.append(None))
+    assert not beats
+    source.parts(0)
+    opened = len(beats)
+    assert opened >= sum(len(records) for records in read_manifest(DataPaths(line).manifest(0)).shards())
+    source.parts(0)
+    source.rows(at(0, 0), 120)
+    assert len(beats) == opened
+
+
+def test_a_cycle_that_another_data_line_planned_is_refused(line: Path, tmp_path: Path) -> None:
+    work = tmp_path / "copy"
+    shutil.copytree(line, work)
+    path = DataPaths(work).data
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "seed": value["seed"] + 1}))
+    source = DataLineRows(work)
+    for call in (lambda: source.ready(0), lambda: source.parts(0), lambda: CyclePreparer(work).published(0)):
+        with pytest.raises(Refused, match=r"manifests/000000\.json: the cycle was planned when"):
+            call()
+    # Places on disk do not count.
+    for entry in value["sources"].values():
+        entry["folder"] = "/moved"
+    path.write_text(json.dumps(value))
+    assert DataLineRows(work).ready(0)
 
 
 def test_a_cycle_without_one_shard_is_not_ready(line: Path, tmp_path: Path) -> None:
