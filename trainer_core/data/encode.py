@@ -31,6 +31,7 @@ from trainer_core.line.files import canonical_json
 
 _RENAMED = "\ue000"
 _EXCERPT = 80
+_IDS = 1 << 32
 LARGEST_UINT16 = 0xFFFF
 
 
@@ -81,6 +82,16 @@ def read_tokenizer(record: TokenizerRecord) -> bytes:
     return data
 
 
+def check_library(record: TokenizerRecord) -> None:
+    """Raise Refused when another tokenizers version is installed: it may cut text into other tokens."""
+    if tokenizers.__version__ != record.library_version:
+        raise Refused(
+            f"tokenizers {tokenizers.__version__} is installed, the data line was made with "
+            f"{record.library_version}; run `pip install tokenizers=={record.library_version}`, or make a new "
+            "data line with the installed version"
+        )
+
+
 class Encoder:
     """Encodes the documents of one source. Cheap to make (well under a second); one per process."""
 
@@ -90,7 +101,7 @@ class Encoder:
         self.eos_id = eos_id
         self.markers = tuple(markers)
         added = {token.content: number for number, token in native.get_added_tokens_decoder().items()}
-        eos = native.id_to_token(eos_id)
+        eos = native.id_to_token(eos_id) if 0 <= eos_id < _IDS else None
         problems = [
             f"marker {marker!r} is no added token of the tokenizer; those are {sorted(added)[:20]}"
             for marker in markers

@@ -39,7 +39,17 @@ def list_folder(folder: Path, glob: str) -> Listing:
     """The files of a folder that a pattern matches. Raises Refused when none can be read."""
     if not folder.is_dir():
         raise Refused(f"{folder}: this folder does not exist")
-    found = {path.relative_to(folder).as_posix() for path in folder.glob(glob) if path.is_file()}
+    try:
+        found = {path.relative_to(folder).as_posix() for path in folder.glob(glob) if path.is_file()}
+    except (ValueError, NotImplementedError, LookupError) as error:
+        raise Refused(
+            f'{folder}: glob {glob!r} is no pattern ({error}); expected one such as "**/*.parquet"'
+        ) from None
+    unnamed = sorted(ascii(path) for path in found if not _is_text(path))
+    if unnamed:
+        raise Refused(
+            f"{folder}: {len(unnamed)} file names are not UTF-8 ({', '.join(unnamed[:5])}); rename these files"
+        )
     files: list[str] = []
     ignored: list[str] = []
     for path in sorted(found):
@@ -51,6 +61,14 @@ def list_folder(folder: Path, glob: str) -> Listing:
             f"readable are {', '.join(SUFFIXES)}"
         )
     return Listing(files=tuple(files), ignored=tuple(ignored))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def stratum_of(path: str, rule: StratumRule) -> str:

@@ -14,7 +14,7 @@ from trainer_core.data.calibrate import SourceCalibration, calibration_to_json, 
 from trainer_core.data.encode import Encoder, TokenizerFacts, tokenizer_facts
 from trainer_core.data.init_report import InitReport
 from trainer_core.data.pin import Pinning
-from trainer_core.data.recipe import Recipe, dump_recipe, load_recipe
+from trainer_core.data.recipe import SEED_LIMIT, Recipe, dump_recipe, load_recipe
 from trainer_core.data.sources import (
     PLANNER_VERSION,
     SEGMENT_TOKENS,
@@ -42,7 +42,7 @@ def init_data_line(
     paths = DataPaths(work)
     if paths.data.exists():
         raise Refused(f"{paths.data}: this data line exists already; choose another --work")
-    chosen, facts, known = _inputs(recipe, tokenizer, eos_id, cycle_tokens, calibration_from)
+    chosen, facts, known = _inputs(recipe, tokenizer, eos_id, cycle_tokens, seed, calibration_from)
     seed = chosen.seed if seed is None else seed
     pinning = Pinning(
         tokenizer_json=tokenizer.read_bytes(), eos_id=eos_id, seed=seed, known=known, progress=progress
@@ -85,11 +85,18 @@ def init_data_line(
 
 
 def _inputs(
-    recipe: Path, tokenizer: Path, eos_id: int, cycle_tokens: int, calibration_from: Path | None
+    recipe: Path,
+    tokenizer: Path,
+    eos_id: int,
+    cycle_tokens: int,
+    seed: int | None,
+    calibration_from: Path | None,
 ) -> tuple[Recipe, TokenizerFacts, dict[str, SourceCalibration]]:
     """Everything a person named, checked together so that all mistakes are reported at once."""
     problems: list[str] = []
     chosen, facts, known = None, None, {}
+    if seed is not None and not 0 <= seed < SEED_LIMIT:
+        problems.append(f"seed {seed}: expected 0 .. 2^63 - 1")
     if cycle_tokens < 1:
         problems.append(f"cycle_tokens {cycle_tokens}: expected at least 1")
     try:

@@ -166,6 +166,7 @@ def manifest_value(
         "state_after": {"digest": plan.after.digest(), "values": plan.after.to_json()},
         "tokenizer": {
             "sha256": line.tokenizer.sha256,
+            # The version used: OpenFiles encodes with no other, and takes no file that another one made.
             "library_version": line.tokenizer.library_version,
             "encode_sha256": {name: line.source(name).encode_sha256 for name in plan.sources},
             "eos_id": line.eos_id,

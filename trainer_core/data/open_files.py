@@ -2,7 +2,7 @@
 
 A tokenized file holds its training documents (held-out ones are decided first and left out) in an order
 permuted by the line's seed, and in its metadata what was left out. It appears by rename, so it is whole or
-absent; a file made from other bytes, another tokenizer copy or another seed counts as absent.
+absent; a file made from other bytes, another tokenizer copy, tokenizers version or seed counts as absent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer_core.data.encode import Encoder, read_tokenizer
+from trainer_core.data.encode import Encoder, check_library, read_tokenizer
 from trainer_core.data.folder import verify_file
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.order import permutation
@@ -75,7 +75,7 @@ class OpenFiles:
             target = self.path(source, path)
             if not target.exists():
                 return None
-            shard = read_shard(target)
+            shard = read_shard(target, way_out="delete it, it is made again from its source file")
             if any(shard.metadata.get(name) != value for name, value in self._origin(*key).items()):
                 return None
             self._shards[key] = shard
@@ -179,8 +179,9 @@ class OpenFiles:
         writer.finish()
 
     def encoder(self, source: str) -> Encoder:
-        """The encoder of a source, checked against the pinned digest of its tokenizer copy."""
+        """The encoder of a source. Raises Refused unless library and tokenizer copy are the pinned ones."""
         if source not in self._encoders:
+            check_library(self._line.tokenizer)
             spec = self._line.source(source)
             encoder = Encoder(
                 read_tokenizer(self._line.tokenizer), markers=spec.markers, eos_id=self._line.eos_id
@@ -200,6 +201,7 @@ class OpenFiles:
             "format": FORMAT,
             "file_sha256": file.sha256,
             "encode_sha256": spec.encode_sha256,
+            "library_version": self._line.tokenizer.library_version,
             "heldout": f"{spec.heldout!r} {spec.identity}",
             "text": json.dumps(spec.text.to_json()),
             "seed": str(self._line.seed),

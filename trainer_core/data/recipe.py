@@ -3,19 +3,21 @@
 Owns the schema, its strict reading with every problem reported at once, and the exact shares. Never looks
 into a folder beyond "does it exist".
 
-Shares are decimals; the shares of a piece must sum to 1 within 1e-9 and are kept as exact integers with their
-sum as denominator ("0.1" is 1/10, never the nearest binary number), because the order of samples is integer
-arithmetic.
+Shares are decimals (0.25) or fractions written as text ("1/3"); the shares of a piece must sum to 1 within
+1e-9 and are kept as exact integers with their sum as denominator ("0.1" is 1/10, never the nearest binary
+number), because the order of samples is integer arithmetic. That order repeats after the sum of the integers;
+shares of so many digits that walking it once would take minutes are refused.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import pairwise
-from math import gcd, lcm
+from math import gcd, isfinite, lcm
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from trainer_core import host
 from trainer_core.complaints import validation_problems
+from trainer_core.data.order import MAX_PERIOD
 from trainer_core.data.sources import Piece, StratumRule, TextRule
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json
@@ -30,6 +33,7 @@ from trainer_core.line.files import read_json
 SUM_TOLERANCE = Fraction(1, 10**9)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 RESERVED_NAMES = ("mix", "mean")
+SEED_LIMIT = 1 << 63
 
 
 def _stratum_rule(value: Any) -> StratumRule:
@@ -57,16 +61,29 @@ def _text_rule(value: Any) -> TextRule:
 def _share(value: Any) -> Fraction:
     if isinstance(value, Fraction):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("expected a number")
-    if not 0 <= value <= 1:
-        raise ValueError("expected a number from 0 to 1")
-    return Fraction(repr(value))  # repr of a float is its shortest decimal: the text of the file
+    if isinstance(value, str):
+        if not re.fullmatch(r"[0-9]{1,18}/[0-9]{1,18}", value) or not int(value.split("/")[1]):
+            raise ValueError('expected a number, or a fraction such as "1/3"')
+        share = Fraction(value)
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError('expected a number, or a fraction such as "1/3"')
+    else:
+        share = Fraction(repr(value))  # repr of a float is its shortest decimal: the text of the file
+    if not 0 <= share <= 1:
+        raise ValueError("expected a share from 0 to 1")
+    return share
+
+
+def _share_json(share: Fraction) -> float | str:
+    """A decimal where that is exact, else the fraction."""
+    return float(share) if Fraction(repr(float(share))) == share else str(share)
 
 
 def _glob(value: Any) -> Any:
     if isinstance(value, str) and (not value or value.startswith("/") or ".." in value.split("/")):
         raise ValueError('expected a pattern inside the folder, such as "**/*.parquet"')
+    if isinstance(value, str) and any("**" in part and part != "**" for part in value.split("/")):
+        raise ValueError('"**" stands for folders and must be a whole part, as in "**/*.jsonl"')
     return value
 
 
@@ -106,8 +123,8 @@ class PieceRecipe(_Strict):
 
     from_cycle: Annotated[int, Field(ge=0)] = 0
     """First cycle with these shares."""
-    shares: dict[str, Annotated[Fraction, BeforeValidator(_share), PlainSerializer(float)]]
-    """Share of the tokens per source; a source that is not named has none."""
+    shares: dict[str, Annotated[Fraction, BeforeValidator(_share), PlainSerializer(_share_json)]]
+    """Share of the tokens per source, 0.25 or "1/4"; a source that is not named has none."""
 
 
 class Recipe(_Strict):
@@ -125,7 +142,7 @@ class Recipe(_Strict):
     """Sources by nickname."""
     pieces: Annotated[list[PieceRecipe], Field(min_length=1)]
     """Shares by rising first cycle, the first at 0."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] = 0
     """Seed of the line's permutations."""
     max_epochs: Literal[1] = 1
     """Passes over a source; 1 is the only value of this version."""
@@ -149,6 +166,7 @@ def integer_shares(shares: Mapping[str, Fraction], names: list[str]) -> dict[str
 def load_recipe(path: Path) -> Recipe:
     """Read a recipe; folders come back absolute. Raises Refused with every problem of the file."""
     raw = read_json(path)
+    _refuse_broken_text(raw, path)
     recipe, problems = None, []
     try:
         recipe = Recipe.model_validate(raw)
@@ -162,8 +180,13 @@ def load_recipe(path: Path) -> Recipe:
         folder = source.get("folder") if isinstance(source, dict) else None
         if not isinstance(folder, str) or not folder:
             continue
-        folders[name] = resolve_folder(folder, path)
-        if not folders[name].is_dir():
+        try:
+            folders[name] = resolve_folder(folder, path)
+            found = folders[name].is_dir()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, NUL, a loop of links, no such user
+            problems.append(f"{path}: sources.{name}.folder: {folder!r} cannot be a folder ({error})")
+            continue
+        if not found:
             problems.append(
                 f"{path}: sources.{name}.folder: {folder!r} is not a folder (looked at {folders[name]}); "
                 "relative folders are looked up beside the recipe, then from the current folder and work_root"
@@ -177,6 +200,16 @@ def load_recipe(path: Path) -> Recipe:
         for name, source in recipe.sources.items()
     }
     return recipe.model_copy(update={"sources": absolute})
+
+
+def _refuse_broken_text(raw: dict[str, Any], path: Path) -> None:
+    """Half a surrogate pair, which JSON can escape, is no text: it could be neither hashed nor written."""
+    try:
+        json.dumps(raw, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"{path}: {error.object[error.start : error.end]!r} is half a character; write the character whole"
+        ) from None
 
 
 def resolve_folder(folder: str, recipe_path: Path) -> Path:
@@ -226,6 +259,11 @@ def _piece_problems(raw: dict[str, Any], names: list[str]) -> list[str]:
             problems.append(
                 f"pieces.{index}.shares: sum to {float(total):.12g}, expected 1 (within 1e-9); "
                 "scale the numbers so that they sum to 1"
+            )
+        elif (period := sum(integer_shares(exact, list(exact)).values())) > MAX_PERIOD:
+            problems.append(
+                f"pieces.{index}.shares: their order repeats only after {period:,} rows, more than "
+                f'{MAX_PERIOD:,}; write at most 7 digits after the point, or fractions such as "1/3"'
             )
         shared.update(name for name, value in exact.items() if value)
     if readable and pieces:

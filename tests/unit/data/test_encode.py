@@ -164,6 +164,12 @@ def test_the_copy_has_a_digest_of_its_content_and_markers() -> None:
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
+@pytest.mark.parametrize("eos_id", [-1, 1 << 32, 1 << 70])
+def test_an_end_of_document_id_that_no_token_can_have(eos_id: int) -> None:
+    with pytest.raises(Refused, match=f"end-of-document id {eos_id} is not in the tokenizer"):
+        Encoder(dump(byte_tokenizer()), eos_id=eos_id)
+
+
 def test_default_control_ids_are_counted_and_texts_decode() -> None:
     encoder = Encoder(dump(byte_tokenizer()), eos_id=EOS)
     assert encoder.default_control_ids(["x<s>", "y"]) == 1

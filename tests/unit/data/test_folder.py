@@ -28,6 +28,17 @@ def test_a_missing_folder_and_a_pattern_without_files_are_refused(tmp_path: Path
         list_folder(tmp_path, "**/*")
 
 
+def test_a_pattern_that_is_none_and_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", ["x"])
+    with pytest.raises(Refused, match=r"glob '\*\*\.jsonl' is no pattern"):
+        list_folder(tmp_path, "**.jsonl")
+    with pytest.raises(Refused, match="matches no readable file"):
+        list_folder(tmp_path, "a\0*")
+    (tmp_path / "b\udcff.jsonl").write_text("{}")
+    with pytest.raises(Refused, match="1 file names are not UTF-8"):
+        list_folder(tmp_path, "*")
+
+
 def test_strata_by_rule() -> None:
     assert stratum_of("x/y/z.jsonl", "none") == "all"
     assert stratum_of("x/y/z.jsonl", "file") == "x/y/z.jsonl"

@@ -18,6 +18,7 @@ from trainer_core.data.manifest import read_manifest
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.shards import hash_shard, read_shard
 from trainer_core.data.sources import load_data_line
+from trainer_core.data.validation import make_heldout
 from trainer_core.errors import DataUsedUp, DiskFull, Refused
 from trainer_core.line.files import read_jsonl
 from trainer_core.line.paths import DataPaths
@@ -246,6 +247,72 @@ def test_a_rebuild_from_other_text_is_refused(tmp_path: Path) -> None:
         CyclePreparer(work).tokenize(0)
 
 
+def test_another_tokenizers_version_is_refused_where_it_would_encode(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    installed = load_data_line(work).tokenizer.library_version
+    prepare(work, 0)
+    assert read_manifest(DataPaths(work).manifest(0)).value["tokenizer"]["library_version"] == installed
+    other = disk_line(tmp_path / "other")
+    value = json.loads(DataPaths(other).data.read_text())
+    value["tokenizer"]["library_version"] = "0.0.1"
+    DataPaths(other).data.write_text(json.dumps(value))
+    for call in (lambda: CyclePreparer(other).tokenize(0), lambda: make_heldout(other)):
+        with pytest.raises(Refused) as caught:
+            call()
+        assert f"tokenizers {installed} is installed" in str(caught.value)
+        assert "tokenizers==0.0.1" in str(caught.value) and "make a new data line" in str(caught.value)
+    # Files that the other version tokenized do not count as tokenized for it.
+    shutil.copytree(DataPaths(work).open, DataPaths(other).open, dirs_exist_ok=True)
+    assert CyclePreparer(other).needed(0)
+
+
+def test_lost_manifests_and_state_are_made_again_as_the_messages_say(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    paths = DataPaths(work)
+    prepare(work, 0, 1, 2)
+    expected = {k: v for k, v in published_bytes(work).items() if not k.startswith("open/")}
+    for path in paths.manifests.iterdir():
+        if path.name != "000000.json":
+            path.unlink()
+    with pytest.raises(Refused, match=r"prepare --work \S+ --cycle 1, then 2 \.\. 2 in order`") as caught:
+        CyclePreparer(work).needed(3)
+    assert f"delete {paths.state}" in str(caught.value)
+    paths.state.unlink()
+    prepare(work, 1, 2)
+    assert {k: v for k, v in published_bytes(work).items() if not k.startswith("open/")} == expected
+    paths.manifest(1).unlink()
+    with pytest.raises(Refused, match=r"move state\.json and all manifests after cycle 0 .* --cycle 1, then 2"):
+        CyclePreparer(work).needed(3)
+    paths.state.unlink()
+    paths.manifest(2).unlink()
+    prepare(work, 1, 2)
+    assert {k: v for k, v in published_bytes(work).items() if not k.startswith("open/")} == expected
+
+
+def test_a_damaged_state_is_refused_and_deleting_it_is_enough(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    path = DataPaths(work).state
+    prepare(work, 0)
+    good = path.read_bytes()
+    value = json.loads(good)
+    for damaged in ("{", "[]", "{}", {"format": value["format"]}, value | {"next_cycle": "1"}, value | {"piece": 3}):
+        path.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
+        with pytest.raises(Refused, match=r"state\.json: .*; delete it, the manifests hold the state"):
+            CyclePreparer(work).needed(1)
+    path.unlink()
+    prepare(work, 0)
+    assert path.read_bytes() == good
+
+
+def test_files_that_are_no_manifests_do_not_count(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    prepare(work, 0)
+    for name in ("0old.json", "1.json", "notes.json"):
+        (DataPaths(work).manifests / name).write_text("{}")
+    prepare(work, 1)
+    assert CyclePreparer(work).published(1)
+
+
 def test_tokenized_files_leave_when_they_are_used_up(tmp_path: Path) -> None:
     work = disk_line(tmp_path, cycle_tokens=3000)
     prepare(work, 0, 1)
@@ -337,5 +404,5 @@ def test_lost_manifests_are_named(tmp_path: Path) -> None:
     work = disk_line(tmp_path)
     prepare(work, 0, 1, 2)
     DataPaths(work).manifest(1).unlink()
-    with pytest.raises(Refused, match=r"manifests of cycles \[1\] are missing"):
+    with pytest.raises(Refused, match=r"manifests of cycles \[1\] are missing; restore them from a backup, or"):
         CyclePreparer(work).needed(3)

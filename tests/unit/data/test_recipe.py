@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainer_core.data.order import quota_sequence
 from trainer_core.data.recipe import dump_recipe, integer_shares, load_recipe
 from trainer_core.data.sources import TextRule
 from trainer_core.errors import Refused
@@ -59,13 +60,67 @@ def test_shares_that_almost_sum_to_one_become_exact(tmp_path: Path) -> None:
     ("total", "fine"), [(1 - 1e-9, True), (1 + 1e-9, True), (1 - 2e-9, False), (0.9, False)]
 )
 def test_the_sum_must_be_one_within_a_billionth(tmp_path: Path, total: float, fine: bool) -> None:
-    shares = {"code": 0.5, "web": round(total - 0.5, 12)}
-    path = recipe_file(tmp_path, pieces=[{"from_cycle": 0, "shares": shares}])
+    sources = {name: {"folder": "a"} for name in "wxyz"}
+    shares = dict.fromkeys(sources, round(total / 4, 12))
+    path = recipe_file(tmp_path, sources=sources, pieces=[{"from_cycle": 0, "shares": shares}])
     if fine:
         load_recipe(path)
     else:
         (problem,) = problems(path)
         assert problem.startswith("pieces.0.shares: sum to ") and "expected 1" in problem
+
+
+def test_shares_may_be_fractions(tmp_path: Path) -> None:
+    sources = {name: {"folder": "a"} for name in ("x", "y", "z")}
+    pieces = [{"from_cycle": 0, "shares": {"x": "1/3", "y": "1/6", "z": 0.5}}]
+    path = recipe_file(tmp_path, sources=sources, pieces=pieces)
+    recipe = load_recipe(path)
+    assert recipe.integer_pieces()[0].shares == {"x": 2, "y": 1, "z": 3}
+    assert dump_recipe(recipe)["pieces"][0]["shares"] == {"x": "1/3", "y": "1/6", "z": 0.5}
+    path.write_text(json.dumps(dump_recipe(recipe)))
+    assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize("share", ["1/0", "2/1", "-1/2", "1 / 2", "1/2/3", "0.5/1", "\uff11/\uff12", "1/", "1" * 20 + "/9"])
+def test_other_texts_are_no_shares(tmp_path: Path, share: str) -> None:
+    found = problems(recipe_file(tmp_path, pieces=[{"shares": {"code": share, "web": 0.5}}]))
+    assert len(found) == 1 and found[0].startswith("pieces.0.shares.code: ")
+
+
+def test_an_order_too_long_to_walk_is_refused_with_everything_else(tmp_path: Path) -> None:
+    sources = {name: {"folder": "a"} for name in ("x", "y", "z")}
+    long = {"x": 0.333333333, "y": 0.333333333, "z": 0.333333334}
+    short = {"x": 0.3333333, "y": 0.3333333, "z": 0.3333334}
+    pieces = [{"from_cycle": 0, "shares": long}, {"from_cycle": 9, "shares": short}]
+    found = problems(recipe_file(tmp_path, sources=sources, pieces=pieces, seed=-1))
+    assert len(found) == 2 and "seed" in found[0]
+    assert found[1].startswith("pieces.0.shares: their order repeats only after 1,000,000,000 rows")
+    assert '"1/3"' in found[1]
+    (piece,) = load_recipe(
+        recipe_file(tmp_path, sources=sources, pieces=[{"from_cycle": 0, "shares": short}])
+    ).integer_pieces()
+    assert len(quota_sequence(list(piece.shares.values()), 0, 100)) == 100
+
+
+@pytest.mark.parametrize("folder", ["a\x00b", "x" * 5000, "~nobody-of-that-name/x", "loop/x"])
+def test_what_cannot_be_a_folder_is_a_problem_among_others(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    path = recipe_file(tmp_path, sources={"code": {"folder": folder}, "web": {"folder": "b"}}, seed=-1)
+    found = problems(path)
+    assert any(problem.startswith("sources.code.folder: ") for problem in found)
+    assert any(problem.startswith("seed: ") for problem in found)
+
+
+@pytest.mark.parametrize("glob", ["**.jsonl", "a/**b/*.txt", "", "/x", "../x"])
+def test_a_glob_that_is_no_pattern(tmp_path: Path, glob: str) -> None:
+    sources = {"code": {"folder": "a", "glob": glob}, "web": {"folder": "b"}}
+    (problem,) = problems(recipe_file(tmp_path, sources=sources))
+    assert problem.startswith("sources.code.glob: ") and repr(glob) in problem
+
+
+def test_half_a_character_is_refused(tmp_path: Path) -> None:
+    sources = {"code": {"folder": "a", "id": "\ud800"}, "web": {"folder": "b"}}
+    assert "half a character" in problems(recipe_file(tmp_path, sources=sources))[0]
 
 
 def test_a_share_may_go_to_zero_and_new_sources_may_come_later(tmp_path: Path) -> None:
