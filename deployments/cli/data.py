@@ -142,15 +142,18 @@ def val(*, work: Path, json: Flag = False) -> int:
     if json:
         _print_json(record)
         return 0
+    empty = []
     for name, strata in record["sources"].items():
         tokens = {stratum: entry["tokens"] for stratum, entry in strata.items()}
         _say(f"{name}: {sum(tokens.values()):,} held-out tokens ({_listed(tokens)})")
-        if not any(tokens.values()):
-            _say(
-                f'  no document was held out, and a training line needs some: raise "heldout" of {name}, or '
-                "split its text into more documents, and make another data line"
-            )
-    _say(f"next: nstrain new RUN --model llama-cpu --data {_quoted(line)} --peak-lr 3e-3")
+        empty += [] if any(tokens.values()) else [name]
+    if empty:
+        _say(
+            f"no document of {', '.join(empty)} was held out, and a training line needs some: raise "
+            '"heldout" in the recipe, or split the text into more documents, and make another data line'
+        )
+    else:
+        _say(f"next: nstrain new RUN --model llama-cpu --data {_quoted(line)} --peak-lr 3e-3")
     return 0
 
 

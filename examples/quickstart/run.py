@@ -170,10 +170,10 @@ def report(work: Work) -> None:
     record = read_record(Home.default())
     if record.server_alive():
         say(f"  UI           {record.ui}")
+        say(f"  its end      {down_command()}  (the server and the workers go on until then)")
     say("\nmore:")
     say(f"  source {shlex.quote(str(BIN / 'activate'))}; export NSTRAIN_HOST={shlex.quote(str(work.host))}")
     say("  nstrain status trunk; nstrain verify trunk; prefect deployment run trunk --watch")
-    say(f"the server and the workers go on until: {down_command()}")
 
 
 def down_command() -> str:
