@@ -67,9 +67,7 @@ class Consumer:
 def check_consumer(data_root: Path, *, row_length: int, tokens_per_update: int) -> list[str]:
     """What would keep cycles of this data line from feeding such a training line; [] = nothing."""
     if row_length < 1 or tokens_per_update < 1:
-        return [
-            f"row length {row_length} and {tokens_per_update} tokens per update: both must be at least 1"
-        ]
+        return [f"row length {row_length} and {tokens_per_update} tokens per update: both must be at least 1"]
     cycle = load_data_line(data_root).cycle_tokens
     rows = tokens_per_update // row_length
     found = []
@@ -96,8 +94,8 @@ def register_consumer(
 ) -> Consumer:
     """Record a training line, or grow its schedules; the same record again changes nothing.
 
-    `row_lengths` is [{"from", "to", "length"}], `batch` [{"from", "to", "tokens"}], `to` null = open. Waits for
-    a preparer at work, except to grow.
+    `row_lengths` is [{"from", "to", "length"}], `batch` [{"from", "to", "tokens"}], `to` null = open. Waits
+    for a preparer at work, except to grow.
     """
     paths = DataPaths(data_root)
     consumer = Consumer(

@@ -87,8 +87,8 @@ def check_library(record: TokenizerRecord) -> None:
     if tokenizers.__version__ != record.library_version:
         raise Refused(
             f"tokenizers {tokenizers.__version__} is installed, the data line was made with "
-            f"{record.library_version}; run `pip install tokenizers=={record.library_version}`, or make a new "
-            "data line with the installed version"
+            f"{record.library_version}; run `pip install tokenizers=={record.library_version}`, or make a "
+            "new data line with the installed version"
         )
 
 

@@ -48,7 +48,7 @@ def list_folder(folder: Path, glob: str) -> Listing:
     unnamed = sorted(ascii(path) for path in found if not _is_text(path))
     if unnamed:
         raise Refused(
-            f"{folder}: {len(unnamed)} file names are not UTF-8 ({', '.join(unnamed[:5])}); rename these files"
+            f"{folder}: {len(unnamed)} file names are not UTF-8 ({', '.join(unnamed[:5])}); rename them"
         )
     files: list[str] = []
     ignored: list[str] = []

@@ -208,7 +208,7 @@ def _refuse_broken_text(raw: dict[str, Any], path: Path) -> None:
         json.dumps(raw, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise Refused(
-            f"{path}: {error.object[error.start : error.end]!r} is half a character; write the character whole"
+            f"{path}: {error.object[error.start : error.end]!r} is half a character; write it whole"
         ) from None
 
 

@@ -22,9 +22,7 @@ from trainer_core.line.files import canonical_json, read_json
 Record = TypeVar("Record")
 
 
-def read_record(
-    path: Path, form: str, parse: Callable[[dict[str, Any]], Record], *, way_out: str
-) -> Record:
+def read_record(path: Path, form: str, parse: Callable[[dict[str, Any]], Record], *, way_out: str) -> Record:
     """Read and parse a record of the format `form`. Raises Refused, with the way out, when it is damaged."""
     try:
         value = read_json(path)

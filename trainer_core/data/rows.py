@@ -150,7 +150,7 @@ class _OpenCycle:
         return np.searchsorted(np.array(order.bounds), rows, side="right") - 1 + before
 
     def _open_shards(self, beat: Callable[[], None]) -> list[dict[str, TokenArray]]:
-        """Memory maps by segment and source. Raises Refused naming every shard that is not the recorded one."""
+        """Memory maps by segment and source. Raises Refused naming every shard that is not as recorded."""
         opened: list[dict[str, TokenArray]] = []
         damaged: list[str] = []
         for records in self._manifest.shards():

@@ -29,7 +29,7 @@ def planned_cycles(paths: DataPaths) -> int:
         lost = sorted(set(range(numbers[-1])) - set(numbers))
         raise Refused(
             f"{paths.manifests}: manifests of cycles {lost} are missing; restore them from a backup, or move "
-            f"{paths.state.name} and all manifests after cycle {lost[0] - 1} to another place and make them "
+            f"{paths.state.name} and all manifests from cycle {lost[0]} on to another place and make them "
             f"again: {_again(paths, lost[0], numbers[-1])}"
         )
     return len(numbers)

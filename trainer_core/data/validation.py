@@ -1,70 +1,98 @@
-"""Held-out text of a data line: token streams per stratum, and the validation rows cut from them.
+"""Validation rows of a data line: cut from its held-out streams, pinned by their digest.
 
-`make_heldout` walks each stratum's files in the order in which cycles open them and keeps the held-out
-documents up to a bounded number of tokens. `cut_rows` pins rows of one length by their digest. Rows are
-packed like training rows: consecutive, stride L; documents of at least half a row come first, so that long
-rows see long documents. Held-out text never enters a cycle (holdout.py decides before anything is encoded).
+`make_heldout` collects the streams (heldout.py) and cuts rows again whose record is lost; `cut_rows` pins the
+rows of one length. Rows are packed like training rows: consecutive, stride L; documents of at least half a
+row come first, so that long rows see long documents. Rows are a function of the data line, their length and
+their number, so a lost record comes back identical.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_core.data.folder import verify_file
-from trainer_core.data.holdout import is_held_out
+from trainer_core.data.consumer import read_consumer
+from trainer_core.data.heldout import make_streams, open_stream, read_heldout, stream_path
+from trainer_core.data.records import read_record
 from trainer_core.data.row_source import Ids, StratumRows, ValidationRows
-from trainer_core.data.shards import Shard, read_shard, write_shard
+from trainer_core.data.shards import Shard
 from trainer_core.data.sources import DataLine, SourceSpec, load_data_line
-from trainer_core.data.streams import file_order
-from trainer_core.data.text import iter_documents
 from trainer_core.errors import Refused
-from trainer_core.line.files import canonical_json, publish, read_json, write_json
+from trainer_core.line.config import load_run
+from trainer_core.line.files import canonical_json, write_json
 from trainer_core.line.lock import FileLock
-from trainer_core.line.paths import DataPaths
+from trainer_core.line.paths import DataPaths, LinePaths
 
-if TYPE_CHECKING:
-    from trainer_core.data.encode import Encoder
+__all__ = ["cut_rows", "load_rows", "make_heldout", "pack_rows", "rows_digests", "rows_path", "stream_path"]
 
-STREAMS_FORMAT = "heldout/1"
 ROWS_FORMAT = "heldout-rows/1"
 TOKENS_PER_STRATUM = 1 << 20
 """Held-out tokens kept per stratum: 32 rows of 32,768."""
-_BATCH = 64
+
+ReadStream = Callable[[str, str], Shard]
+"""The held-out stream of a source and stratum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StratumEntry:
+    """Rows of one stratum."""
+
+    stratum: str
+    """Its name."""
+    rows: int
+    """Rows cut from its stream."""
+    share: float
+    """Weight within its source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsRecord:
+    """The record of the rows of one length."""
+
+    row_length: int
+    """Targets per row."""
+    rows_per_stratum: int
+    """Rows wanted of each stratum."""
+    recipe: dict[str, float]
+    """Share of each source in the recipe's first piece."""
+    sources: dict[str, tuple[StratumEntry, ...]]
+    """Strata by source."""
+    notes: tuple[str, ...]
+    """Strata that gave fewer rows than wanted."""
+    sha256: str = ""
+    """Digest of the rows and their weights."""
+
+    def pinned(self) -> dict[str, Any]:
+        """What the digest covers beside the rows."""
+        value = {"format": ROWS_FORMAT, **asdict(self)}
+        return {key: value[key] for key in ("format", "row_length", "rows_per_stratum", "recipe", "sources")}
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of heldout/rows-<L>.json."""
+        return {**self.pinned(), "notes": list(self.notes), "sha256": self.sha256}
 
 
 def make_heldout(work: Path, *, tokens_per_stratum: int = TOKENS_PER_STRATUM) -> dict[str, Any]:
-    """Collect and store the held-out token streams; done once, the same call again changes nothing."""
+    """Collect the held-out token streams, once; the same call again changes nothing that is whole.
+
+    Called again, it makes damaged streams anew, and cuts the rows of the training line's lengths that are
+    missing. Both come out as they were.
+    """
     from trainer_core.data.open_files import OpenFiles  # readers of rows need no tokenizer
 
     paths, line = DataPaths(Path(work)), load_data_line(Path(work))
-    record_path = paths.heldout / "heldout.json"
     with FileLock.acquire_waiting(paths.lock, role="val"):
-        if record_path.exists():
-            return read_json(record_path)
-        files = OpenFiles(paths.root, line)
-        record: dict[str, Any] = {
-            "format": STREAMS_FORMAT,
-            "data_digest": line.digest(),
-            "tokens_per_stratum": tokens_per_stratum,
-            "sources": {
-                spec.name: {
-                    stratum.name: _make_stream(
-                        paths, line, spec, stratum.name, files.encoder(spec.name), tokens_per_stratum
-                    )
-                    for stratum in spec.strata
-                }
-                for spec in line.sources
-            },
-        }
-        write_json(record_path, record)
-        return record
+        record = make_streams(paths, line, OpenFiles(paths.root, line), tokens_per_stratum)
+        for length, number in _wanted_rows(paths):
+            if not rows_path(paths, length).exists():
+                _cut_and_pin(paths, line, length, number)
+    return record.to_json()
 
 
 def cut_rows(work: Path, row_length: int, rows_per_stratum: int) -> dict[str, Any]:
@@ -72,45 +100,38 @@ def cut_rows(work: Path, row_length: int, rows_per_stratum: int) -> dict[str, An
     paths, line = DataPaths(Path(work)), load_data_line(Path(work))
     path = rows_path(paths, row_length)
     with FileLock.acquire_waiting(paths.lock, role="val"):
-        if path.exists():
-            record = read_json(path)
-            if record["rows_per_stratum"] != rows_per_stratum:
-                raise Refused(
-                    f"{path}: {record['rows_per_stratum']} rows per stratum are pinned, {rows_per_stratum} "
-                    "were asked for; validation rows never change, keep the number"
-                )
-            return record
-        record = _rows_record(paths, line, row_length, rows_per_stratum)
-        record["sha256"] = _cut(paths, record).sha256
-        write_json(path, record)
-        return record
+        if not path.exists():
+            return _cut_and_pin(paths, line, row_length, rows_per_stratum).to_json()
+        record = _read_rows(paths, row_length)
+        if record.rows_per_stratum != rows_per_stratum:
+            raise Refused(
+                f"{path}: {record.rows_per_stratum} rows per stratum are pinned, {rows_per_stratum} "
+                "were asked for; validation rows never change, keep the number"
+            )
+        return record.to_json()
 
 
 def load_rows(work: Path, row_length: int) -> ValidationRows:
     """The pinned rows of a length. Raises Refused when the held-out streams are not those they came from."""
     paths = DataPaths(Path(work))
-    path = rows_path(paths, row_length)
-    if not path.exists():
+    record = _read_rows(paths, row_length)
+    rows = _cut(record, _streams(paths, load_data_line(paths.root)))
+    if rows.sha256 != record.sha256:
+        path = rows_path(paths, row_length)
         raise Refused(
-            f"{path}: no validation rows of {row_length} tokens; `nstrain new` and `branch` cut them"
-        )
-    record = read_json(path)
-    rows = _cut(paths, record)
-    if rows.sha256 != record["sha256"]:
-        raise Refused(
-            f"{paths.heldout}: the rows of length {row_length} are {rows.sha256}, {record['sha256']} is "
-            "pinned; restore the held-out streams, validation losses would not be comparable"
+            f"{path}: the rows of length {row_length} are {rows.sha256}, {record.sha256} is pinned; "
+            f"{_again(paths)}"
         )
     return rows
 
 
 def rows_digests(work: Path) -> dict[str, str]:
-    """sha256 of the pinned rows by row length."""
-    found = {}
-    for path in DataPaths(Path(work)).heldout.glob("rows-*.json"):
-        record = read_json(path)
-        found[str(record["row_length"])] = str(record["sha256"])
-    return dict(sorted(found.items()))
+    """sha256 of the pinned rows by row length. Raises Refused when those of the training line are lost."""
+    paths = DataPaths(Path(work))
+    names = [path.stem.removeprefix("rows-") for path in paths.heldout.glob("rows-*.json")]
+    lengths = {name for name in names if name.isdecimal()}
+    lengths |= {str(length) for length, _ in _wanted_rows(paths)}
+    return {length: _read_rows(paths, int(length)).sha256 for length in sorted(lengths)}
 
 
 def rows_path(paths: DataPaths, row_length: int) -> Path:
@@ -139,101 +160,105 @@ def pack_rows(shard: Shard, row_length: int, num_rows: int) -> Ids:
     return ids
 
 
-def _make_stream(
-    paths: DataPaths, line: DataLine, spec: SourceSpec, stratum: str, encoder: Encoder, tokens: int
-) -> dict[str, Any]:
-    """Write one stratum's held-out stream; its record."""
-    documents: list[NDArray[Any]] = []
-    held, num_files = 0, 0
-    for path in file_order(line, spec.name, stratum):
-        if held >= tokens:
-            break
-        num_files += 1
-        for batch in _heldout_batches(spec, path):
-            for ids in encoder.encode(batch, where=path):
-                if held < tokens:
-                    documents.append(ids)
-                    held += len(ids)
-            if held >= tokens:
-                break
-    target = stream_path(paths, spec.name, stratum)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    digest = write_shard(
-        part,
-        documents,
-        np.cumsum([len(ids) for ids in documents], dtype=np.int64).astype(np.uint64),
-        num_tokens=held,
-        token_type=line.token_dtype,
-    )
-    publish(part, target)
-    return {"documents": len(documents), "tokens": held, "files": num_files, "blake2b": digest}
+def _wanted_rows(paths: DataPaths) -> list[tuple[int, int]]:
+    """Row lengths of the training line with the rows it wants of each stratum; none before it is made."""
+    if not paths.consumer.exists():
+        return []
+    consumer = read_consumer(paths.root)
+    line = LinePaths(Path(consumer.line))
+    if not line.run_json.exists():
+        return []
+    number = load_run(line).validation.rows_per_stratum
+    return [(piece.value, number) for piece in consumer.row_lengths]
 
 
-def stream_path(paths: DataPaths, source: str, stratum: str) -> Path:
-    """Held-out stream of a stratum; a stratum may be a file path, so its name is quoted."""
-    return paths.heldout / source / f"{quote(stratum, safe='')}.safetensors"
+def _again(paths: DataPaths) -> str:
+    return f"delete it and run `nstrain data val --work {paths.root}`: the same rows are cut again"
 
 
-def _heldout_batches(spec: SourceSpec, path: str) -> Iterator[list[str]]:
-    file = next(file for file in spec.files if file.path == path)
-    origin = verify_file(Path(spec.folder), file)
-    batch: list[str] = []
-    for text in iter_documents(origin, spec.text):
-        if is_held_out(text, identity=spec.identity, fraction=spec.heldout):
-            batch.append(text)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _rows_record(paths: DataPaths, line: DataLine, row_length: int, wanted: int) -> dict[str, Any]:
-    """Which stratum gives how many rows with which weight. Raises Refused naming sources without any row."""
-    if not (paths.heldout / "heldout.json").exists():
+def _read_rows(paths: DataPaths, row_length: int) -> RowsRecord:
+    path = rows_path(paths, row_length)
+    if not path.exists():
         raise Refused(
-            f"{paths.root}: no held-out text is collected; run `nstrain data val --work {paths.root}` first"
+            f"{path}: no validation rows of {row_length} tokens; `nstrain new` cuts them, and `nstrain data "
+            f"val --work {paths.root}` cuts those of a training line again"
         )
-    used = [
-        name for name in (spec.name for spec in line.sources) if any(p.shares.get(name) for p in line.pieces)
-    ]
-    sources: dict[str, list[dict[str, Any]]] = {}
+    record = read_record(path, ROWS_FORMAT, _from_json, way_out=_again(paths))
+    if record.row_length != row_length:
+        raise Refused(f"{path}: holds rows of {record.row_length} tokens; {_again(paths)}")
+    return record
+
+
+def _from_json(value: Mapping[str, Any]) -> RowsRecord:
+    return RowsRecord(
+        row_length=value["row_length"],
+        rows_per_stratum=value["rows_per_stratum"],
+        recipe=dict(value["recipe"]),
+        sources={
+            name: tuple(StratumEntry(**entry) for entry in strata)
+            for name, strata in value["sources"].items()
+        },
+        notes=tuple(value["notes"]),
+        sha256=value["sha256"],
+    )
+
+
+def _streams(paths: DataPaths, line: DataLine) -> ReadStream:
+    heldout = read_heldout(paths, line)
+    return lambda source, stratum: open_stream(paths, heldout, source, stratum)
+
+
+def _cut_and_pin(paths: DataPaths, line: DataLine, row_length: int, wanted: int) -> RowsRecord:
+    read = _streams(paths, line)
+    draft = _draft(line, read, row_length, wanted)
+    record = RowsRecord(**{**vars(draft), "sha256": _cut(draft, read).sha256})
+    write_json(rows_path(paths, row_length), record.to_json())
+    return record
+
+
+def _draft(line: DataLine, read: ReadStream, row_length: int, wanted: int) -> RowsRecord:
+    """Which stratum gives how many rows with which weight. Raises Refused naming sources without any row."""
+    sources: dict[str, tuple[StratumEntry, ...]] = {}
     notes: list[str] = []
     empty: list[str] = []
-    for name in used:
-        spec = line.source(name)
-        found = {
-            stratum.name: len(pack_rows(_stream(paths, name, stratum.name), row_length, wanted))
-            for stratum in spec.strata
-        }
-        total = sum(stratum.tokens for stratum in spec.strata if found[stratum.name])
-        if not total:
-            empty.append(
-                f"source {name}: its held-out text fills no row of {row_length} tokens; raise its `heldout` "
-                f"fraction ({spec.heldout}) in the recipe, or add text"
-            )
+    used = [spec for spec in line.sources if any(piece.shares[spec.name] for piece in line.pieces)]
+    for spec in used:
+        streams = {stratum.name: read(spec.name, stratum.name) for stratum in spec.strata}
+        found = {name: len(pack_rows(stream, row_length, wanted)) for name, stream in streams.items()}
+        if not any(found.values()):
+            empty.append(_no_row(spec, [len(stream.tokens) for stream in streams.values()], row_length))
             continue
-        sources[name] = [
-            {
-                "stratum": stratum.name,
-                "rows": found[stratum.name],
-                "share": stratum.tokens / total if found[stratum.name] else 0.0,
-            }
+        total = sum(stratum.tokens for stratum in spec.strata if found[stratum.name])
+        sources[spec.name] = tuple(
+            StratumEntry(
+                stratum=stratum.name,
+                rows=found[stratum.name],
+                share=stratum.tokens / total if found[stratum.name] else 0.0,
+            )
             for stratum in spec.strata
-        ]
-        notes += _short_notes(name, found, row_length, wanted)
+        )
+        notes += _short_notes(spec.name, found, row_length, wanted)
     if empty:
         raise Refused(empty)
-    shares = line.pieces[0].shares
-    return {
-        "format": ROWS_FORMAT,
-        "row_length": row_length,
-        "rows_per_stratum": wanted,
-        "recipe": {name: shares[name] / line.pieces[0].denominator for name in used if shares.get(name)},
-        "sources": sources,
-        "notes": notes,
-    }
+    first = line.pieces[0]
+    return RowsRecord(
+        row_length=row_length,
+        rows_per_stratum=wanted,
+        recipe={
+            spec.name: first.shares[spec.name] / first.denominator for spec in used if first.shares[spec.name]
+        },
+        sources=sources,
+        notes=tuple(notes),
+    )
+
+
+def _no_row(spec: SourceSpec, tokens: list[int], row_length: int) -> str:
+    held = f"{sum(tokens):,} tokens" + (f", at most {max(tokens):,} of a stratum" if len(tokens) > 1 else "")
+    return (
+        f"source {spec.name}: its held-out text ({held}) fills no row of {row_length:,} tokens, which needs "
+        f"{row_length + 1:,}; use shorter rows, or make a data line whose recipe has more text or a larger "
+        f"`heldout` fraction for this source (now {spec.heldout})"
+    )
 
 
 def _short_notes(name: str, found: dict[str, int], row_length: int, wanted: int) -> list[str]:
@@ -249,32 +274,26 @@ def _short_notes(name: str, found: dict[str, int], row_length: int, wanted: int)
     return notes
 
 
-def _cut(paths: DataPaths, record: dict[str, Any]) -> ValidationRows:
+def _cut(record: RowsRecord, read: ReadStream) -> ValidationRows:
     """Cut the rows that a record names and digest them together with their weights."""
-    length = int(record["row_length"])
-    pinned = {key: record[key] for key in ("format", "row_length", "rows_per_stratum", "recipe", "sources")}
-    digest = hashlib.sha256(canonical_json(pinned))
+    digest = hashlib.sha256(canonical_json(record.pinned()))
     sources: dict[str, list[StratumRows]] = {}
-    for name, strata in record["sources"].items():
+    for name, strata in record.sources.items():
         sources[name] = [
             StratumRows(
-                name=entry["stratum"],
-                share=entry["share"],
-                ids=pack_rows(_stream(paths, name, entry["stratum"]), length, entry["rows"]),
+                name=entry.stratum,
+                share=entry.share,
+                ids=pack_rows(read(name, entry.stratum), record.row_length, entry.rows),
             )
             for entry in strata
-            if entry["rows"]
+            if entry.rows
         ]
         _update(digest, sources[name])
     return ValidationRows(
-        row_length=length, sources=sources, recipe=record["recipe"], sha256=digest.hexdigest()
+        row_length=record.row_length, sources=sources, recipe=record.recipe, sha256=digest.hexdigest()
     )
 
 
 def _update(digest: Any, strata: Sequence[StratumRows]) -> None:
     for stratum in strata:
         digest.update(stratum.ids.astype("<i8").tobytes())
-
-
-def _stream(paths: DataPaths, source: str, stratum: str) -> Shard:
-    return read_shard(stream_path(paths, source, stratum))

@@ -218,6 +218,29 @@ def test_use_up_is_predicted_by_stratum(corpus: Path) -> None:
     predict(line, 3).require_enough()
 
 
+def test_a_damaged_calibration_is_refused_by_name(corpus: Path) -> None:
+    init(corpus)
+    path = DataPaths(corpus.parent / "line").calibration
+    good = json.loads(path.read_text())
+    source = next(iter(good["sources"].values()))
+    stratum = next(iter(source["strata"].values()))
+    damaged = [{}, {"format": good["format"]}, {**good, "sources": 3}]
+    damaged.append(
+        {**good, "sources": {"web": {**source, "strata": {"all": {**stratum, "sampled_bytes": 0}}}}}
+    )
+    damaged.append({**good, "sources": {"web": {**source, "strata": {"all": {**stratum, "file": 0}}}}})
+    for content in damaged:
+        path.write_text(json.dumps(content))
+        with pytest.raises(Refused, match=r"calibration\.json: .*without --calibration-from"):
+            load_calibration(path.parent)
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63])
+def test_a_seed_out_of_range_is_refused(corpus: Path, seed: int) -> None:
+    with pytest.raises(Refused, match=f"seed {seed}: expected"):
+        init(corpus, seed=seed)
+
+
 def test_a_folder_that_is_no_data_line(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(Refused, match="nstrain data init"):
         load_data_line(tmp_path)
@@ -228,6 +251,22 @@ def test_a_folder_that_is_no_data_line(tmp_path: Path, corpus: Path) -> None:
     path.write_text(json.dumps(value))
     with pytest.raises(Refused, match="damaged or edited by hand"):
         load_data_line(path.parent)
+    good = init(corpus, work="second").line.to_json()
+    for key, damaged in (
+        ("cycle_tokens", "65536"),
+        ("cycle_tokens", 0),
+        ("seed", None),
+        ("planner_version", 99),
+        ("pieces", []),
+        ("pieces", [{**good["pieces"][0], "from_cycle": 1}]),
+        ("pieces", [{**good["pieces"][0], "shares": {"web": 1}}]),
+        ("sources", {**good["sources"], "web": {**good["sources"]["web"], "strata": {"all": 0}}}),
+        ("sources", {**good["sources"], "web": {**good["sources"]["web"], "heldout": "0.1"}}),
+        ("tokenizer", {}),
+    ):
+        path.write_text(json.dumps(good | {key: damaged}))
+        with pytest.raises(Refused, match=r"data\.json: damaged or edited by hand .*restore the file"):
+            load_data_line(path.parent)
     path.write_text(json.dumps(value | {"format": "data/9"}))
     with pytest.raises(Refused, match="data/9"):
         load_data_line(path.parent)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.manifest import read_manifest
+from trainer_core.data.manifest import read_cycle_manifest, read_manifest, write_manifest
+from trainer_core.data.manifest_shape import ManifestShape
 from trainer_core.data.plan_state import PlanState
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.sources import load_data_line
@@ -86,3 +87,35 @@ def test_missing_or_foreign_manifests_are_refused(work: Path, tmp_path: Path) ->
     (tmp_path / "m.json").write_text('{"format": "manifest/9"}')
     with pytest.raises(Refused, match="manifest/9"):
         read_manifest(tmp_path / "m.json")
+    paths = DataPaths(tmp_path)
+    write_manifest(paths.manifest(0), read_manifest(DataPaths(work).manifest(1)).value)
+    with pytest.raises(Refused, match=r"000000\.json: this is the manifest of cycle 1"):
+        read_cycle_manifest(paths, 0)
+
+
+def test_any_damaged_key_is_refused_by_file_and_key(work: Path, tmp_path: Path) -> None:
+    good = dict(read_manifest(DataPaths(work).manifest(1)).value)
+    path = tmp_path / "m.json"
+    write_manifest(path, good)
+    read_manifest(path)
+    read = [key for key in good if key in ManifestShape.model_fields]
+    assert len(read) == len(ManifestShape.model_fields)
+    for key in read:
+        for damaged in ({k: v for k, v in good.items() if k != key}, {**good, key: [{}]}):
+            write_manifest(path, damaged)
+            with pytest.raises(Refused, match=rf"m\.json: damaged .*{key}.*restore it from a backup"):
+                read_manifest(path)
+    segments = good["segments"]
+    for damaged_segments, words in (
+        (segments[1:], "rising rows"),
+        ([{**segments[0], "first_row": 1}, *segments[1:]], "rising rows"),
+        ([{**segments[0], "rows": {"code": 1}}, *segments[1:]], "do not hold its"),
+        ([{**s, "shards": s["shards"][::-1][1:]} for s in segments], "do not fit its rows"),
+    ):
+        write_manifest(path, {**good, "segments": damaged_segments})
+        with pytest.raises(Refused, match=words):
+            read_manifest(path)
+    after = good["state_after"]
+    write_manifest(path, {**good, "state_after": {**after, "digest": "0"}})
+    with pytest.raises(Refused, match="state_after: the digest"):
+        read_manifest(path)

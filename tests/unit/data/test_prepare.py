@@ -281,7 +281,9 @@ def test_lost_manifests_and_state_are_made_again_as_the_messages_say(tmp_path: P
     prepare(work, 1, 2)
     assert {k: v for k, v in published_bytes(work).items() if not k.startswith("open/")} == expected
     paths.manifest(1).unlink()
-    with pytest.raises(Refused, match=r"move state\.json and all manifests after cycle 0 .* --cycle 1, then 2"):
+    with pytest.raises(
+        Refused, match=r"move state\.json and all manifests from cycle 1 on .* --cycle 1, then 2"
+    ):
         CyclePreparer(work).needed(3)
     paths.state.unlink()
     paths.manifest(2).unlink()
@@ -295,7 +297,14 @@ def test_a_damaged_state_is_refused_and_deleting_it_is_enough(tmp_path: Path) ->
     prepare(work, 0)
     good = path.read_bytes()
     value = json.loads(good)
-    for damaged in ("{", "[]", "{}", {"format": value["format"]}, value | {"next_cycle": "1"}, value | {"piece": 3}):
+    for damaged in (
+        "{",
+        "[]",
+        "{}",
+        {"format": value["format"]},
+        value | {"next_cycle": "1"},
+        value | {"piece": 3},
+    ):
         path.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
         with pytest.raises(Refused, match=r"state\.json: .*; delete it, the manifests hold the state"):
             CyclePreparer(work).needed(1)
@@ -404,5 +413,7 @@ def test_lost_manifests_are_named(tmp_path: Path) -> None:
     work = disk_line(tmp_path)
     prepare(work, 0, 1, 2)
     DataPaths(work).manifest(1).unlink()
-    with pytest.raises(Refused, match=r"manifests of cycles \[1\] are missing; restore them from a backup, or"):
+    with pytest.raises(
+        Refused, match=r"manifests of cycles \[1\] are missing; restore them from a backup, or"
+    ):
         CyclePreparer(work).needed(3)

@@ -81,7 +81,9 @@ def test_shares_may_be_fractions(tmp_path: Path) -> None:
     assert load_recipe(path) == recipe
 
 
-@pytest.mark.parametrize("share", ["1/0", "2/1", "-1/2", "1 / 2", "1/2/3", "0.5/1", "\uff11/\uff12", "1/", "1" * 20 + "/9"])
+@pytest.mark.parametrize(
+    "share", ["1/0", "2/1", "-1/2", "1 / 2", "1/2/3", "0.5/1", "\uff11/\uff12", "1/", "1" * 20 + "/9"]
+)
 def test_other_texts_are_no_shares(tmp_path: Path, share: str) -> None:
     found = problems(recipe_file(tmp_path, pieces=[{"shares": {"code": share, "web": 0.5}}]))
     assert len(found) == 1 and found[0].startswith("pieces.0.shares.code: ")

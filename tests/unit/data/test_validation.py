@@ -2,12 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.tools.run_json import run_json
 from tests.tools.tiny_data import disk_line
+from trainer_core.data.consumer import register_consumer
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.rows import DataLineRows
 from trainer_core.data.shards import read_shard, write_shard
@@ -72,8 +76,9 @@ def test_changed_streams_are_refused(tmp_path: Path) -> None:
     tokens = shard.tokens.copy()
     tokens[3] += 1
     write_shard(path, tokens, shard.doc_ends.copy())
-    with pytest.raises(Refused, match="is pinned"):
-        load_rows(work, 16)
+    for call in (lambda: load_rows(work, 16), lambda: cut_rows(work, 8, 3)):
+        with pytest.raises(Refused, match=r"t0\.safetensors: this held-out stream is damaged; .*data val"):
+            call()
 
 
 def test_rows_need_held_out_text_and_a_cut(tmp_path: Path) -> None:
@@ -92,7 +97,10 @@ def test_a_stratum_without_a_row_gives_its_weight_to_the_others(tmp_path: Path) 
     first = int(small.doc_ends[0])
     tokens = small.tokens[:first].copy()
     shutil.rmtree(paths.heldout / "code" / "t0", ignore_errors=True)
-    write_shard(stream_path(paths, "code", "t0"), tokens, np.array([first], dtype=np.uint64))
+    digest = write_shard(stream_path(paths, "code", "t0"), tokens, np.array([first], dtype=np.uint64))
+    streams = json.loads((paths.heldout / "heldout.json").read_text())
+    streams["sources"]["code"]["t0"] |= {"blake2b": digest}
+    (paths.heldout / "heldout.json").write_text(json.dumps(streams))
     record = cut_rows(work, 128, 2)
     by_name = {entry["stratum"]: entry for entry in record["sources"]["code"]}
     assert (by_name["t0"]["rows"], by_name["t0"]["share"]) == (0, 0.0)
@@ -107,6 +115,107 @@ def test_a_source_without_any_row_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         cut_rows(work, 16, 3)
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["source code", "source prose"]
+    assert "its held-out text (0 tokens, at most 0 of a stratum) fills no row of 16" in str(caught.value)
+
+
+def test_a_source_with_too_little_held_out_text_says_how_much_it_has(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, heldout=0.1, shares={"code": 1}, strata=1)
+    (held,) = (entry["tokens"] for entry in make_heldout(work)["sources"]["code"].values())
+    cut_rows(work, held - 1, 1)
+    with pytest.raises(Refused) as caught:
+        cut_rows(work, held, 1)
+    message = f"source code: its held-out text ({held:,} tokens) fills no row of {held:,} tokens, which needs"
+    assert str(caught.value).startswith(message)
+    assert "use shorter rows" in str(caught.value) and "`heldout` fraction" in str(caught.value)
+
+
+def pinned_line(tmp_path: Path) -> Path:
+    """A data line whose training line wants three rows of 16 tokens from each stratum, cut before it."""
+    work = disk_line(tmp_path, consumer=False)
+    make_heldout(work)
+    cut_rows(work, 16, 3)
+    line = tmp_path / "trunk"
+    line.mkdir()
+    run = run_json(validation={"every_updates": 8, "rows_per_stratum": 3})
+    (line / "run.json").write_text(json.dumps(run))
+    register_consumer(
+        work,
+        line=line,
+        row_lengths=[{"from": 0, "to": None, "length": 16}],
+        batch=[{"from": 0, "to": None, "tokens": 64}],
+    )
+    return work
+
+
+def heldout_bytes(work: Path) -> dict[str, bytes]:
+    folder = DataPaths(work).heldout
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut_short, lambda path: path.write_bytes(b"")])
+def test_data_val_makes_damaged_streams_again(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
+    work = pinned_line(tmp_path)
+    before = heldout_bytes(work)
+    path = stream_path(DataPaths(work), "prose", "t1")
+    damage(path)
+    with pytest.raises(
+        Refused, match=r"t1\.safetensors: this held-out stream .*; run `nstrain data val --work"
+    ):
+        load_rows(work, 16)
+    make_heldout(work)
+    assert heldout_bytes(work) == before
+    load_rows(work, 16)
+
+
+def test_data_val_cuts_lost_rows_again(tmp_path: Path) -> None:
+    work = pinned_line(tmp_path)
+    before = heldout_bytes(work)
+    path = DataPaths(work).heldout / "rows-16.json"
+    path.unlink()
+    for call in (load_rows, lambda work, _: rows_digests(work)):
+        with pytest.raises(Refused, match=r"rows-16\.json: no validation rows .*nstrain data val --work"):
+            call(work, 16)
+    make_heldout(work)
+    assert heldout_bytes(work) == before
+
+
+@pytest.mark.parametrize("name", ["rows-16.json", "heldout.json"])
+def test_damaged_records_are_refused_and_come_back_identical(tmp_path: Path, name: str) -> None:
+    work = pinned_line(tmp_path)
+    before = heldout_bytes(work)
+    path = DataPaths(work).heldout / name
+    good = json.loads(path.read_text())
+    damaged: list[Any] = ["{", "[]", {}, {"format": good["format"]}, {**good, "format": "x/1"}]
+    damaged += [{**good, key: 1.5} for key in good if key not in ("format", "data_digest")]
+    for content in damaged:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(Refused, match=rf"{name}: .*; delete it and run `nstrain data val --work"):
+            load_rows(work, 16)
+    path.unlink()
+    make_heldout(work)
+    assert heldout_bytes(work) == before
+
+
+def test_rows_that_are_not_the_pinned_ones_are_refused(tmp_path: Path) -> None:
+    work = pinned_line(tmp_path)
+    path = DataPaths(work).heldout / "rows-16.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "recipe": {"code": 0.5, "prose": 0.5}}))
+    with pytest.raises(Refused, match=r"is pinned; delete it and run `nstrain data val"):
+        load_rows(work, 16)
+
+
+def test_held_out_text_of_another_data_line_is_refused(tmp_path: Path) -> None:
+    work = pinned_line(tmp_path)
+    path = DataPaths(work).data
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "seed": value["seed"] + 1}))
+    with pytest.raises(Refused, match=r"put back the data\.json"):
+        load_rows(work, 16)
 
 
 def test_streams_are_bounded(tmp_path: Path) -> None:
