@@ -21,6 +21,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Failed, State
 
 from flows.names import line_root, tag_line
+from flows.submission import this_submission
 from tasks import cycles as cycle_tasks
 from tasks import data as data_tasks
 from tasks.artifacts import Pages
@@ -35,8 +36,12 @@ from trainer_core.line.cycles import Action, Delete, Download, LineFacts, Tokeni
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.line.stop import request_stop
 from trainer_core.supervise.lease import refuse_if_run
+from trainer_core.supervise.reading import stop_wanted_since
 from trainer_core.supervise.session import Session
 from trainer_core.supervise.spawn import Command, trainer_command
+
+STOPPED_SINCE = "a stop was asked for after this run was submitted; nothing was started"
+"""What a run answers that waited for its start while the line was stopped."""
 
 CANCEL_SECONDS = 20.0
 """How long a cancelled flow waits for its trainer's checkpoint; Prefect kills the flow after 30 s."""
@@ -68,6 +73,9 @@ def run_line(
         return Failed(name=checked.name, message=checked.message)
     if not next_actions(read_facts(root, cycles)):
         return State(type=StateType.COMPLETED, name=OUTCOMES[0].state_name, message=NOTHING_TO_DO)
+    submission = this_submission()
+    if stop_wanted_since(LinePaths(root), submission.time):
+        return State(type=StateType.COMPLETED, name=OUTCOMES[10].state_name, message=STOPPED_SINCE)
     paths, views = LinePaths(root), Views()
     tag_line(views, paths.name)
     courier = Courier(paths, host.notify)
@@ -76,7 +84,9 @@ def run_line(
         paths=paths,
         data=data,
         cycles=cycles,
-        session=Session(root, cycles=cycles, by=by, command=command),
+        session=Session(
+            root, cycles=cycles, by=by, command=command, run=submission.id, asked_at=submission.time
+        ),
         pages=Pages(paths, views),
         step_command=step_command,
         facts=CachedFacts(paths, DataPaths(data), cycles),
@@ -119,6 +129,7 @@ class Driver:
         self._futures: dict[Action, PrefectFuture[Any]] = {}
         self._when: dict[Action, float] = {}
         self._first: int | None = None
+        self._current = 0
         self._failure: tuple[Outcome, str] | None = None
         self._said = ""
 
@@ -132,7 +143,8 @@ class Driver:
             self._finish()
         except BaseException as error:
             cancelled = isinstance(error, TerminationSignal | KeyboardInterrupt)
-            request_stop(self._run.paths, by="cancel" if cancelled else "an error of the flow")
+            if self._run.session.owns_line():  # or else the stop would be somebody else's
+                request_stop(self._run.paths, by="cancel" if cancelled else "an error of the flow")
             self._run.leaving.set()
             self._run.session.idle.wait(CANCEL_SECONDS)
             self._run.session.abandon()
@@ -159,9 +171,17 @@ class Driver:
         except (NstrainError, OSError) as error:  # the trainer goes on; its next start will say the same
             self._said_once(f"cannot see where the cycles stand: {error}")
             return []
-        if self._first is None:
-            self._first = facts.current
+        self._go_back_to(facts.current)
+        self._first = facts.current if self._first is None else min(self._first, facts.current)
         return [*(Train(cycle) for cycle in range(self._first, facts.current)), *next_actions(facts)]
+
+    def _go_back_to(self, current: int) -> None:
+        """A damaged checkpoint was set aside: what this run did for cycles to be trained again is undone."""
+        if current < self._current:
+            for action in [a for a in self._futures if a.cycle >= current]:
+                if state_when_done(self._futures[action]) is not None:
+                    del self._futures[action]
+        self._current = current
 
     def _said_once(self, text: str) -> None:
         if text != self._said:

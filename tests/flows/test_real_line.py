@@ -13,9 +13,11 @@ import pytest
 
 from flows.trunk import trunk
 from tests.tools.real_line import make_real_line, outcome_of_line
+from trainer_core.line.checkpoints import newest
 from trainer_core.line.files import read_jsonl
 from trainer_core.line.ledger import live_rows
-from trainer_core.line.paths import LinePaths
+from trainer_core.line.paths import DataPaths, LinePaths
+from trainer_core.ops.run import run_inline
 from trainer_core.supervise.reading import last_line, newest_update
 from trainer_core.supervise.record import read_record
 from trainer_core.telemetry.heartbeat import read_heartbeat
@@ -58,3 +60,24 @@ def test_a_killed_line_ends_with_the_same_bytes(tmp_path: Path) -> None:
     assert {row["attempt"] for row in live_rows(killed.metrics)} == {1, 2}
     assert outcome_of_line(killed) == outcome_of_line(plain)
     assert newest_update(killed) == 24
+
+
+def test_a_damaged_checkpoint_at_a_cycle_end_costs_its_cycle_and_no_byte(tmp_path: Path) -> None:
+    plain, damaged = make_real_line(tmp_path / "plain"), make_real_line(tmp_path / "damaged")
+    assert run_inline(plain.root)[0] == 0
+    state: Any = trunk(str(damaged.root), 2, return_state=True)
+    assert state.name == "Finished", (state.message, last_line(damaged.run_log))
+    last = newest(damaged)
+    assert last is not None and last.cycle == 2
+    assert not DataPaths(tmp_path / "damaged" / "data").cycle(1).exists()
+    flip_byte(last.path / "params.safetensors")
+    state = trunk(str(damaged.root), return_state=True)
+    assert state.name == "Finished", (state.message, last_line(damaged.run_log))
+    assert "checkpoint_damaged" in [row["kind"] for row in read_jsonl(damaged.events)]
+    assert outcome_of_line(damaged) == outcome_of_line(plain)
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)

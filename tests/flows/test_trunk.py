@@ -216,3 +216,34 @@ def test_a_terminated_trainer_goes_on_and_nothing_is_counted(tmp_path: Path, mea
     assert final_state(paths).name == "Finished"
     assert read_record(paths).failures == 0
     assert [row["update"] for row in read_jsonl(paths.metrics)] == list(range(1, 25))
+
+
+def test_cycles_are_prepared_again_when_a_damaged_checkpoint_is_set_aside(
+    tmp_path: Path, meanwhile: Any
+) -> None:
+    released = tmp_path / "released"
+    hold = {"update": 2 * UPDATES_PER_CYCLE + 1, "until": str(released)}
+    paths = make_line_with_data(tmp_path, hold=hold)
+    cycles = tmp_path / "data" / "cycles"
+
+    def damage() -> None:
+        until(lambda: newest_update(paths) == hold["update"] and not (cycles / "000001").exists())
+        (paths.checkpoints / f"u{2 * UPDATES_PER_CYCLE}").rename(paths.checkpoints / "damaged")
+        trainer = read_record(paths).trainer
+        assert trainer is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        try:
+            until((cycles / "000001").exists)
+        except AssertionError:
+            request_stop(paths, by="test")
+            raise
+        finally:
+            released.touch()
+
+    meanwhile(damage)
+    state = final_state(paths)
+    assert state.name == "Finished"
+    names = [row["kind"] for row in read_jsonl(tmp_path / "data" / "cycles.jsonl") if row["cycle"] == 1]
+    assert names.count("tokenize_started") <= 2
+    assert list(cycles.iterdir()) == [], "what was prepared again is deleted again"
+    assert [row["update"] for row in live_rows(paths.metrics)] == list(range(1, 25))

@@ -46,9 +46,14 @@ def being_run(paths: LinePaths, owner: ProcessIdentity | None) -> str:
     """The message for a second start of a line."""
     who = f"process {owner.pid}" if owner else "another process"
     since = _since(paths.lock)
+    first = (
+        "it is about to stop, wait for that"
+        if paths.stop.exists()
+        else f"stop it first (`nstrain stop {paths.root}`)"
+    )
     return (
-        f"line {paths.name} is being run by {who}{since}; stop it first (`nstrain stop {paths.root}`) "
-        f"or follow it (`nstrain status {paths.root}`)"
+        f"line {paths.name} is being run by {who}{since}; {first} or follow it "
+        f"(`nstrain status {paths.root}`)"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.line.checkpoints import newest
+from trainer_core.line.files import read_json
 from trainer_core.line.paths import LinePaths
 
 _TAIL_BYTES = 1 << 16
@@ -31,6 +32,14 @@ def last_attempt(paths: LinePaths) -> int:
 def trained_tokens(paths: LinePaths) -> int:
     """Tokens trained by the last row of the ledger."""
     return _last_number(paths.metrics, "tokens")
+
+
+def stop_wanted_since(paths: LinePaths, moment: float) -> bool:
+    """Whether a stop was asked for after `moment` (seconds since the epoch) and no run has begun since."""
+    if not paths.wanted.exists():
+        return False
+    value = read_json(paths.wanted)
+    return value.get("wanted") == "stopped" and value.get("time", 0.0) > moment
 
 
 def last_words(paths: LinePaths, returncode: int | None, *, since: float) -> str | None:

@@ -31,6 +31,8 @@ class SupervisorRecord:
     """When that state began, seconds since the epoch."""
     supervisor: ProcessIdentity | None = None
     """Process that supervises the line, or did last."""
+    run: str | None = None
+    """What the starter of that supervisor calls its run: the id of a flow run."""
     trainer: ProcessIdentity | None = None
     """Trainer process it started last."""
     launches: int = 0
@@ -61,6 +63,7 @@ class SupervisorRecord:
             "reason": self.reason,
             "since": self.since,
             "supervisor": self.supervisor.to_dict() if self.supervisor else None,
+            "run": self.run,
             "trainer": self.trainer.to_dict() if self.trainer else None,
             "launches": self.launches,
             "failures_without_progress": self.failures,
@@ -104,6 +107,7 @@ def read_record(paths: LinePaths) -> SupervisorRecord:
         reason=value.get("reason", ""),
         since=value.get("since", 0.0),
         supervisor=ProcessIdentity.from_dict(value.get("supervisor")),
+        run=value.get("run"),
         trainer=ProcessIdentity.from_dict(value.get("trainer")),
         launches=value.get("launches", 0),
         failures=value.get("failures_without_progress", 0),

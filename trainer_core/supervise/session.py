@@ -19,7 +19,6 @@ from trainer_core.errors import CRASHED, OUTCOMES, STUCK, DiskFull, Outcome, Ref
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.events import record_event
-from trainer_core.line.files import read_json
 from trainer_core.line.identity import ProcessIdentity
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
@@ -27,7 +26,13 @@ from trainer_core.line.stop import clear_stop, read_stop, request_stop, want
 from trainer_core.supervise import lease
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.outcome import Ending, Verdict, judge
-from trainer_core.supervise.reading import last_attempt, last_line, last_words, newest_update
+from trainer_core.supervise.reading import (
+    last_attempt,
+    last_line,
+    last_words,
+    newest_update,
+    stop_wanted_since,
+)
 from trainer_core.supervise.record import State, SupervisorRecord, read_record, write_record
 from trainer_core.supervise.spawn import Command, Launch, note, start, trainer_command
 from trainer_core.supervise.watch import watch
@@ -47,7 +52,10 @@ class Session:
         policy: Policy | None = None,
         command: Command = trainer_command,
         say: Callable[[str], None] = lambda text: None,
+        run: str | None = None,
+        asked_at: float | None = None,
     ) -> None:
+        """`run`: what the starter calls this run; `asked_at`: when it was asked for, now if not given."""
         self.paths = LinePaths(line)
         self.cycles = cycles
         self.by = by
@@ -64,7 +72,8 @@ class Session:
         """The verdict of the last attempt."""
         self._given_policy = policy
         self._policy = policy or Policy()
-        self._created = time.time()
+        self._run = run
+        self._asked_at = time.time() if asked_at is None else asked_at
         self._lock: FileLock | None = None
         self._record = SupervisorRecord()
         self._delay = 0.0
@@ -102,6 +111,10 @@ class Session:
         if self.idle.is_set() or beat is None or trainer is None or beat.process != trainer:
             return None
         return beat.stage
+
+    def owns_line(self) -> bool:
+        """Whether this session has the line's lock."""
+        return self._lock is not None
 
     def abandon(self) -> None:
         """End every wait of this session; a running trainer is left to its stop request."""
@@ -175,11 +188,11 @@ class Session:
         record = read_record(self.paths)
         if record.outcome is not None:  # that run was over; only a run cut short hands its failures on
             record = replace(record, failures=0, failure_update=None, outcome=None)
-        self._record = replace(record, supervisor=ProcessIdentity.current(), trainer=None)
+        self._record = replace(record, supervisor=ProcessIdentity.current(), trainer=None, run=self._run)
         stop = read_stop(self.paths)
-        if stop is not None and stop.time < self._created:  # meant for a run that died before it could obey
+        if stop is not None and stop.time < self._asked_at:  # meant for a run that died before it could obey
             clear_stop(self.paths)
-        if _stop_wanted_since(self.paths, self._created):
+        if stop_wanted_since(self.paths, self._asked_at):
             return False  # the orphan obeyed the request, so only this is left of it
         want(self.paths, "running", self.by)
         self._enter("starting", f"started by {self.by}")
@@ -285,11 +298,3 @@ class Session:
         update = newest_update(self.paths)
         row = record_event(self.paths.events, kind, message, update=update, **details)
         self._record = replace(self._record, last_event=row)
-
-
-def _stop_wanted_since(paths: LinePaths, moment: float) -> bool:
-    """Whether `wanted.json` says stopped and was written after `moment` (seconds since the epoch)."""
-    if not paths.wanted.exists():
-        return False
-    value = read_json(paths.wanted)
-    return value.get("wanted") == "stopped" and value.get("time", 0.0) > moment

@@ -266,6 +266,30 @@ def test_a_stop_left_by_a_dead_run_is_not_obeyed_by_the_next(tmp_path: Path) -> 
     assert verdict.outcome.state_name == "Finished"
 
 
+def test_a_stop_file_made_by_hand_holds_for_runs_that_were_asked_for_before_it(tmp_path: Path) -> None:
+    paths = make_line(tmp_path / "line")
+    paths.stop.touch()
+    asked = Session(
+        paths.root, cycles=1, by="test", policy=FAST, command=standin_command, asked_at=time.time() - 60
+    )
+    assert run(asked)[-1].outcome.state_name == "Stopped"
+    assert newest_update(paths) == 0
+    paths.stop.touch()
+    os.utime(paths.stop, (time.time() - 3600,) * 2)
+    assert run(session_of(paths))[-1].outcome.state_name == "Finished", "an hour old: for an earlier run"
+    assert read_stop(paths) is None
+
+
+def test_a_stop_between_the_request_of_a_run_and_its_start_holds(tmp_path: Path) -> None:
+    paths = make_line(tmp_path / "line")
+    request_stop(paths, by="test")
+    early = Session(
+        paths.root, cycles=1, by="test", policy=FAST, command=standin_command, asked_at=time.time() - 60
+    )
+    assert run(early)[-1].outcome.state_name == "Stopped"
+    assert newest_update(paths) == 0 and not held(paths.lock)
+
+
 def test_a_line_in_use_is_refused_and_left_alone(
     tmp_path: Path, background: Callable[[Session], threading.Thread]
 ) -> None:
