@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from deployments.cli import run
 from tests.tools.real_line import make_real_line
+from trainer_core.data.validation import make_heldout
 from trainer_core.line.files import read_json
 
 
@@ -123,6 +125,40 @@ def test_a_second_line_on_one_data_line(command, tmp_path):
     assert code == 20
     assert str(paths.root) in said
     assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def free_data_line(tmp_path):
+    """A data line that no training line consumes."""
+    paths = make_real_line(tmp_path / "line")
+    shutil.rmtree(paths.root)
+    data = paths.root.parent / "data"
+    (data / "consumer.json").unlink()
+    return data
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (('lengths=[{"length":4096,"rows":1}]', "tokens_per_update=4096"), "positions"),
+        (('lengths=[{"length":4096,"rows":1}]', "tokens_per_update=4096"), "--cycle-tokens"),
+        (("tokens_per_update=2048",), "--cycle-tokens"),
+        ((), "nstrain data val"),
+    ],
+)
+def test_a_refused_line_leaves_its_data_line_free(command, tmp_path, free_data_line, settings, named):
+    if not settings:
+        shutil.rmtree(free_data_line / "heldout")
+    arguments = ("--model", "llama-nano-cpu", "--data", free_data_line, "--peak-lr", 1e-3)
+    code, said = command(
+        "new", tmp_path / "first", *arguments, *(part for s in settings for part in ("--set", s))
+    )
+    assert code == 20
+    assert named in said
+    assert not (tmp_path / "first").exists()
+    make_heldout(free_data_line)
+    code, said = command("new", tmp_path / "second", *arguments)
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trainer_core.data.consumer import read_consumer
+from trainer_core.data.consumer import check_consumer, read_consumer
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import newest, read_state
 from trainer_core.line.config import RunConfig, check_kept, load_run
@@ -51,6 +51,9 @@ def _data_problems(paths: LinePaths, data: DataPaths, config: RunConfig) -> list
             f"{data.consumer}: this data line is consumed by {consumer.line}, not by {paths.root}. If that "
             f"line was moved here for good, put its new path into {data.consumer.name} (key `line`)"
         )
+    problems += check_consumer(
+        data.root, row_length=config.lengths[0].length, tokens_per_update=config.tokens_per_update
+    )
     for shape in config.lengths:
         if consumer.row_length(0) != shape.length:
             problems.append(

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_core.data.consumer import register_consumer
+from trainer_core.data.consumer import check_consumer, register_consumer
 from trainer_core.data.validation import cut_rows
 from trainer_core.errors import Refused
 from trainer_core.line.config import RunConfig, parse_run, save_run
 from trainer_core.line.files import parse_json, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.models.presets import PRESETS, Preset
-from trainer_core.schedule.tokens import parse_tokens
 
 
 def new_line(
@@ -110,9 +109,20 @@ def _apply(draft: dict[str, Any], setting: str) -> None:
 
 
 def _register(paths: LinePaths, source: DataPaths, config: RunConfig) -> None:
-    """Tell the data line who consumes it, and cut the validation rows of each length."""
-    lengths = [{"from": 0, "to": None, "length": config.lengths[0].length}]
-    batch = [{"from": 0, "to": None, "tokens": parse_tokens(config.tokens_per_update)}]
-    register_consumer(source.root, line=str(paths.root.absolute()), row_lengths=lengths, batch=batch)
-    for shape in config.lengths:
-        cut_rows(source.root, shape.length, config.validation.rows_per_stratum)
+    """Tell the data line who consumes it, and cut the validation rows of each length.
+
+    A record whose line never came to be gives way to the next, so a refusal in between does no harm.
+    """
+    shape = config.lengths[0]
+    longest = config.model.config.get("rope_max_seq_len", shape.length)
+    problems = check_consumer(
+        source.root, row_length=shape.length, tokens_per_update=config.tokens_per_update
+    )
+    if shape.length > longest:
+        problems.append(f"lengths: {shape.length} is longer than the model's {longest} positions")
+    if problems:
+        raise Refused(problems)
+    lengths = [{"from": 0, "to": None, "length": shape.length}]
+    batch = [{"from": 0, "to": None, "tokens": config.tokens_per_update}]
+    register_consumer(source.root, line=str(paths.root.resolve()), row_lengths=lengths, batch=batch)
+    cut_rows(source.root, shape.length, config.validation.rows_per_stratum)

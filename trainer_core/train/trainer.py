@@ -49,7 +49,7 @@ def make_trainer(
     torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     point = recover(paths)
-    rows = DataLineRows(Path(config.data))
+    rows = DataLineRows(Path(config.data), beat=lambda: heartbeat.beat("loading", 0))
     state, step = _engine(config)
     progress = START if point is None else _load(point, config, paths, state, rows)
     ledger = Ledger(paths.metrics, attempt=attempt)
