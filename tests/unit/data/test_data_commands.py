@@ -63,9 +63,20 @@ def test_preparing_before_a_training_line_exists_names_the_command(
 def test_held_out_documents_and_deleting_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert init("--cycle-tokens", "1000") == 0
     assert cli.run(["data", "val", "--work", "line"]) == 0
-    assert "code: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "code: " in said and "next: nstrain data val --work" in said and "next: nstrain new RUN" in said
     assert cli.run(["data", "delete", "--work", "line", "--cycle", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"cycle": 0, "deleted": False}
+
+
+def test_without_held_out_documents_the_way_out_is_told(
+    host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(host / "recipe.json", {"code": {"folder": "code", "heldout": 0.0}})
+    assert init("--cycle-tokens", "1000") == 0
+    assert cli.run(["data", "val", "--work", "line"]) == 0
+    said = capsys.readouterr().out
+    assert "no document of code was held out" in said and "next: nstrain new" not in said
 
 
 def test_the_sample_refuses_a_folder_in_use(host: Path, capsys: pytest.CaptureFixture[str]) -> None:

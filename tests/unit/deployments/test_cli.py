@@ -37,6 +37,8 @@ def test_every_problem_of_a_refusal_is_a_line(
         (DiskFull("full"), 32),
         (AwaitingGPU("busy"), 31),
         (OSError(28, "No space left on device", "f"), 32),
+        (PermissionError(13, "Permission denied", "x"), 20),
+        (OSError(36, "File name too long", b"long"), 20),
         (KeyboardInterrupt(), 130),
         (None, 0),
         (50, 50),
@@ -47,10 +49,23 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException | int 
     assert cli.run(["up"]) == code
 
 
-def test_errors_of_ours_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    _command(monkeypatch, AssertionError("broken"))
-    with pytest.raises(AssertionError):
+@pytest.mark.parametrize(
+    "error", [AssertionError("broken"), OSError(5, "Input/output error", "f"), FileNotFoundError(2, "x")]
+)
+def test_errors_that_no_user_can_mend_are_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    _command(monkeypatch, error)
+    with pytest.raises(type(error)):
         cli.run(["up"])
+
+
+def test_an_error_of_a_path_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _command(monkeypatch, NotADirectoryError(20, "Not a directory", "/a/b"))
+    assert cli.run(["up"]) == 20
+    assert capsys.readouterr().err == "nstrain: /a/b: Not a directory\n"
 
 
 def test_a_command_line_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

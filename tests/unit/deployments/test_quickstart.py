@@ -46,3 +46,12 @@ def test_the_schedule_ends_with_the_last_cycle(quickstart: ModuleType) -> None:
     assert pieces[0]["from"] == 0 and pieces[-1]["to"] == 196_608 == quickstart.END_TOKENS
     assert all(a["to"] == b["from"] for a, b in itertools.pairwise(pieces))
     assert quickstart.CYCLE_TOKENS % quickstart.TOKENS_PER_UPDATE == 0
+
+
+def test_down_names_the_environment_that_make_was_given(
+    quickstart: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(quickstart.ROOT / ".venv"))
+    assert quickstart.down_command() == "make down"
+    monkeypatch.setattr("sys.prefix", "/an env")
+    assert quickstart.down_command() == "make down VENV='/an env'"
