@@ -48,7 +48,7 @@ class _Docs(_Record):
     path: str
     doc_from: NonNegativeInt
     token_from: NonNegativeInt = 0
-    doc_to: PositiveInt
+    doc_to: NonNegativeInt
 
 
 class _State(_Record):

@@ -149,7 +149,7 @@ class StratumTake:
         if left < target:
             raise DataUsedUp(
                 f"{self._where}: used up, {target - left:,} tokens short; "
-                "add files to the source or lower its share (`nstrain data append`)"
+                "every text is trained once: go on with a new data line that has more files or another recipe"
             )
         for path in self.files.files[self._next_file : last]:
             self._add(path, 0)

@@ -148,7 +148,7 @@ def _fill(takes: Sequence[StratumTake], credit: int, demand: int, where: str) ->
         if not any(take.take_document() for take in by_debt):
             raise DataUsedUp(
                 f"{where}: used up, {short:,} tokens short; "
-                "add files to the source or lower its share (`nstrain data append`)"
+                "every text is trained once: go on with a new data line that has more files or another recipe"
             )
     return [debt(take) for take in takes]
 

@@ -417,3 +417,16 @@ def test_lost_manifests_are_named(tmp_path: Path) -> None:
         Refused, match=r"manifests of cycles \[1\] are missing; restore them from a backup, or"
     ):
         CyclePreparer(work).needed(3)
+
+
+def test_files_without_a_trained_document_are_prepared_like_any_other(tmp_path: Path) -> None:
+    """One document per file: where it is held out, the file is opened and gives nothing."""
+    work = disk_line(tmp_path, cycle_tokens=256, heldout=0.5, files=60, docs=1, strata=1, segments=1)
+    preparer = CyclePreparer(work)
+    for cycle in range(2):
+        preparer.download(cycle)
+        preparer.tokenize(cycle)
+        assert preparer.published(cycle)
+    manifest = read_manifest(DataPaths(work).manifest(1))
+    empty = [docs for docs in manifest.value["pieces"]["code"] if docs["doc_to"] == 0]
+    assert empty, "no file of this line was held out whole"
