@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-
 _SAID = {"missing": "this key is required", "extra_forbidden": "unknown key"}
 
 
