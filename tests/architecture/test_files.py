@@ -94,7 +94,7 @@ def test_files_hold_no(name: str, pattern: re.Pattern[str]) -> None:
 
 
 def test_the_patterns_find_what_they_are_for() -> None:
-    assert MACHINE_PATH.search('open("/home/ann/data")') and MACHINE_PATH.search("cd /work/main")
+    assert MACHINE_PATH.search('open("/home/ann/data")') and MACHINE_PATH.search("cd /" + "work/line")
     assert not MACHINE_PATH.search("https://host/work/x") and not MACHINE_PATH.search("~/work/x")
     assert REGISTRY.search("pip install --index-url https://host") and OUTSIDE.search("see ../shared/x")
     assert UNFINISHED.search("# TODO: later")
