@@ -67,12 +67,13 @@ def task_runs(state: State[Any]) -> dict[str, TaskRun]:
             time.sleep(0.2)
 
 
-def artifact(key: str) -> Any:
+def artifact(key: str, state: State[Any]) -> Any:
+    """Artifacts of this run by key; lines of other tests have the same name."""
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])), limit=50
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])), limit=200
         )
-    return [item for item in found if item.key == key]
+    return [item for item in found if item.flow_run_id == state.state_details.flow_run_id]
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -124,8 +125,8 @@ def test_three_cycles_with_a_killed_trainer(tmp_path: Path) -> None:
     assert not any(task.tags for task in runs.values()), "a tagged task run would need the server to start"
     acked = {row["id"] for row in read_jsonl(paths.acked)}
     assert acked == {row["id"] for row in read_jsonl(paths.events)}
-    assert [item.data for item in artifact("trunk-progress")].count(100.0) == 3
-    assert any("data:image/png;base64," in item.data for item in artifact("trunk-loss"))
+    assert [item.data for item in artifact("trunk-progress", state)].count(100.0) == 3
+    assert any("data:image/png;base64," in item.data for item in artifact("trunk-loss", state))
 
 
 def test_the_next_cycle_is_prepared_while_one_trains(tmp_path: Path) -> None:
