@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Completed, State
 
 from tasks.line_run import LineRun
 from trainer_core.errors import NstrainError, Refused
-from trainer_core.line.cycles import LineFacts
+from trainer_core.line.cycles import LineFacts, token_span
 from trainer_core.line.files import read_json
 from trainer_core.line.paths import DataPaths
 from trainer_core.supervise.reading import tail_rows, trained_tokens
@@ -63,11 +63,9 @@ def _trained(run: LineRun, cycle: int, *, fresh: bool = False) -> bool:
 def percent(run: LineRun, cycle: int) -> float:
     """How much of the cycle is trained, always above 0 and below 100 while it trains."""
     try:
-        parts = read_json(DataPaths(run.data).manifest(cycle))["parts"]
+        start, end = token_span(read_json(DataPaths(run.data).manifest(cycle))["parts"])
     except (Refused, KeyError, OSError):
         return LEAST_PERCENT
-    start = parts[0]["start_token"]
-    end = parts[-1]["start_token"] + sum(parts[-1]["rows"].values()) * parts[-1]["row_length"]
     share = (trained_tokens(run.paths) - start) / max(1, end - start)
     return min(MOST_PERCENT, max(LEAST_PERCENT, 100.0 * share))
 

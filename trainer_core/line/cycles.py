@@ -6,8 +6,9 @@ flow both do what it says, so they cannot drift apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,12 @@ class Delete:
 
 
 Action = Download | Tokenize | Train | Delete
+
+
+def token_span(parts: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Tokens that the line has trained before and after a planned cycle, from its manifest's `parts`."""
+    last = parts[-1]
+    return parts[0]["start_token"], last["start_token"] + sum(last["rows"].values()) * last["row_length"]
 
 
 def next_actions(facts: LineFacts) -> list[Action]:

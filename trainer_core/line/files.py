@@ -148,12 +148,17 @@ def iterate_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         return
     with file:
         for line in file:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
+            if (row := parse_row(line)) is not None:
                 yield row
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """One line of a JSON-lines file; None for a torn one."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

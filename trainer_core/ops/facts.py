@@ -7,7 +7,7 @@ from pathlib import Path
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.config import load_run
-from trainer_core.line.cycles import LineFacts
+from trainer_core.line.cycles import LineFacts, token_span
 from trainer_core.line.files import iterate_jsonl, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
 
@@ -48,6 +48,5 @@ def _ends(data: DataPaths, current: int, ahead: int) -> dict[int, int]:
     ends = {}
     for cycle in range(current, current + ahead + 1):
         if data.manifest(cycle).exists():
-            last = read_json(data.manifest(cycle))["parts"][-1]
-            ends[cycle] = last["start_token"] + sum(last["rows"].values()) * last["row_length"]
+            _, ends[cycle] = token_span(read_json(data.manifest(cycle))["parts"])
     return ends

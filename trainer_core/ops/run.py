@@ -12,12 +12,13 @@ from pathlib import Path
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.line.config import load_run
 from trainer_core.line.cycles import Delete, Download, Tokenize, Train, next_actions
-from trainer_core.line.files import iterate_jsonl
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import clear_stop, want
 from trainer_core.ops.check import check_line
 from trainer_core.ops.facts import NOTHING_TO_DO, read_facts
+from trainer_core.supervise.reading import last_attempt
+from trainer_core.supervise.record import read_record
 
 
 def run_inline(
@@ -54,7 +55,7 @@ def _drive(
 
     control = Control(paths, parent=None)
     control.install_handlers()
-    attempt = next_attempt(paths)
+    attempt = max(read_record(paths).launches, last_attempt(paths)) + 1
     session = Session(
         lambda: make_trainer(paths, control=control, attempt=attempt, wait_for_data=prepare, say=say)
     )
@@ -77,10 +78,3 @@ def _drive(
                     preparer.tokenize(cycle)
 
     return run_to_end(paths, session, drive)
-
-
-def next_attempt(paths: LinePaths) -> int:
-    """Number of the next launch of this line's trainer: one more than any before it."""
-    attempts = [a for row in iterate_jsonl(paths.metrics) if isinstance(a := row.get("attempt"), int)]
-    starts = sum(1 for row in iterate_jsonl(paths.events) if row.get("kind") in ("started", "resumed"))
-    return max([starts, *attempts], default=0) + 1

@@ -5,14 +5,13 @@ Reads only the ends of files that grow for weeks.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trainer_core.line.checkpoints import newest
-from trainer_core.line.files import read_json
+from trainer_core.line.files import parse_row, read_json
 from trainer_core.line.paths import LinePaths
 
 _TAIL_BYTES = 1 << 16
@@ -59,11 +58,7 @@ def last_line(path: Path) -> str:
 def tail_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The last whole rows of a JSON-lines file, newest first."""
     for line in reversed(_tail(path)):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
+        if (row := parse_row(line)) is not None:
             yield row
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def find_resume_point(paths: LinePaths) -> ResumePoint | None:
     is tried. Raises Refused, changing nothing, when a file cannot be read, when checkpoints exist but none is
     sound, and when there is none although updates were trained.
     """
-    problems: list[str] = []
+    damaged: list[tuple[int, Path, list[str]]] = []
     for update, path in reversed(published(paths)):
         try:
             bad = verify(path)
@@ -57,10 +57,13 @@ def find_resume_point(paths: LinePaths) -> ResumePoint | None:
                 f"{error.filename}: cannot be read ({error.strerror}); nothing was changed"
             ) from error
         if not bad:
-            return _point(paths, update, path)
-        problems += bad
-    if problems:
-        raise Refused([*problems, f"{paths.checkpoints}: no sound checkpoint is left to resume from"])
+            _set_aside(paths, damaged)
+            info = next(info for info in list_checkpoints(paths) if info.update == update)
+            return ResumePoint(info=info, state=read_state(path))
+        damaged.append((update, path, bad))
+    if damaged:
+        found = [problem for _, _, problems in damaged for problem in problems]
+        raise Refused([*found, f"{paths.checkpoints}: no sound checkpoint is left to resume from"])
     trained = live_rows(paths.metrics)
     if trained:
         raise Refused(
@@ -71,22 +74,18 @@ def find_resume_point(paths: LinePaths) -> ResumePoint | None:
     return None
 
 
-def _point(paths: LinePaths, update: int, path: Path) -> ResumePoint:
-    """The resume point at a sound checkpoint; the damaged ones above it are set aside."""
-    for newer, damaged in published(paths):
-        if newer > update:
-            aside = damaged.with_name(f"damaged-{damaged.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            problem = verify(damaged)[0]
-            damaged.rename(aside)
-            record_event(
-                paths.events,
-                "checkpoint_damaged",
-                f"{damaged.name} is damaged and was set aside as {aside.name}: {problem}",
-                update=newer,
-            )
-    info = next(info for info in list_checkpoints(paths) if info.update == update)
-    return ResumePoint(info=info, state=read_state(path))
+def _set_aside(paths: LinePaths, damaged: Sequence[tuple[int, Path, list[str]]]) -> None:
+    """Rename damaged checkpoints (update, directory, problems), with an event each."""
+    for update, path, problems in damaged:
+        aside = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        record_event(
+            paths.events,
+            "checkpoint_damaged",
+            f"{path.name} is damaged and was set aside as {aside.name}: {problems[0]}",
+            update=update,
+        )
 
 
 def check_resume(
