@@ -33,7 +33,7 @@ def planned_line(
     sources = []
     for name, strata in lengths.items():
         files = [
-            SourceFile(path=path, size=sum(docs), sha256="0" * 64, stratum=stratum)
+            SourceFile(path=path, size=sum(docs), digest="0" * 64, stratum=stratum)
             for stratum, entries in strata.items()
             for path, docs in entries.items()
         ]

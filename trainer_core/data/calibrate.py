@@ -33,7 +33,7 @@ class StratumCalibration:
 
     file: str
     """Path of the measured file."""
-    file_sha256: str
+    file_digest: str
     """Its digest."""
     file_bytes: int
     """Its size on disk."""
@@ -138,7 +138,7 @@ def _measure(
     sample.encode()
     return StratumCalibration(
         file=file.path,
-        file_sha256=file.sha256,
+        file_digest=file.digest,
         file_bytes=file.size,
         documents=documents,
         heldout_documents=heldout_documents,

@@ -111,8 +111,8 @@ def verify_file(folder: Path, file: SourceFile) -> Path:
     if size != file.size:
         raise Refused(f"{path}: has {size} bytes, {file.size} were pinned; put the pinned file back")
     found = sha256_file(path)
-    if found != file.sha256:
-        raise Refused(f"{path}: sha256 is {found}, {file.sha256} was pinned; put the pinned file back")
+    if found != file.digest:
+        raise Refused(f"{path}: sha256 is {found}, {file.digest} was pinned; put the pinned file back")
     return path
 
 
@@ -123,4 +123,4 @@ def _pin(folder: Path, path: str, stratum: str) -> SourceFile:
     after = os.stat(full)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise Refused(f"{full}: changed while it was read; start again when nothing writes to it")
-    return SourceFile(path=path, size=after.st_size, sha256=digest, stratum=stratum)
+    return SourceFile(path=path, size=after.st_size, digest=digest, stratum=stratum)

@@ -185,7 +185,7 @@ def _make_stream(
 
 def _heldout_batches(spec: SourceSpec, path: str) -> Iterator[list[str]]:
     file = next(file for file in spec.files if file.path == path)
-    origin = verify_file(Path(spec.folder), file)
+    origin = verify_file(Path(spec.folder or ""), file)
     batch: list[str] = []
     for text in iter_documents(origin, spec.text):
         if is_held_out(text, identity=spec.identity, fraction=spec.heldout):

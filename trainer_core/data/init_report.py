@@ -55,7 +55,7 @@ class InitReport:
             "eos": self.eos,
             "sources": {
                 source.name: {
-                    "share": piece.shares[source.name] / piece.denominator,
+                    "share": piece.shares.get(source.name, 0) / piece.denominator,
                     "tokens": self.source_tokens(source.name),
                     "files": len(source.files),
                     "ignored": len(source.ignored),

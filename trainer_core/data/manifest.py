@@ -100,14 +100,14 @@ def read_manifest(path: Path) -> Manifest:
     return read_record(path, FORMAT, _checked, way_out="restore it from a backup")
 
 
-def read_cycle_manifest(paths: DataPaths, cycle: int, *, data_digest: str | None = None) -> Manifest:
+def read_cycle_manifest(paths: DataPaths, cycle: int, *, line: DataLine | None = None) -> Manifest:
     """Read the manifest of a cycle. Raises Refused when it is another cycle's or another data line's."""
     path = paths.manifest(cycle)
     manifest = read_manifest(path)
     if manifest.cycle != cycle:
         raise Refused(f"{path}: this is the manifest of cycle {manifest.cycle}; restore it from a backup")
     planned = manifest.value["data_digest"]
-    if data_digest is not None and planned != data_digest:
+    if line is not None and planned != (data_digest := line.digest(cycle)):
         raise Refused(
             f"{path}: the cycle was planned when the data line's digest was {planned}, {paths.data} now has "
             f"{data_digest}; put back the {paths.data.name} that it was planned with"
@@ -152,7 +152,7 @@ def manifest_value(
         "format": FORMAT,
         "cycle": plan.cycle,
         "planner_version": line.planner_version,
-        "data_digest": line.digest(),
+        "data_digest": line.digest(plan.cycle),
         "seed": line.seed,
         "piece": plan.piece,
         "shares": [[name, share] for name, share in line.pieces[plan.piece].shares.items()],
@@ -210,7 +210,7 @@ def _pieces(name: str, plan: CyclePlan, files: OpenFiles) -> list[dict[str, Any]
                     "segment": segment,
                     "stratum": docs.stratum,
                     "path": docs.path,
-                    "file_sha256": files.pinned(name, docs.path).sha256,
+                    **files.pinned(name, docs.path).pinned(),
                     "doc_from": docs.doc_from,
                     "doc_to": docs.doc_to,
                     "tokens": docs.tokens(ends),
@@ -222,4 +222,4 @@ def _pieces(name: str, plan: CyclePlan, files: OpenFiles) -> list[dict[str, Any]
 
 
 def _head(name: str, head: Sequence[DocRange], files: OpenFiles) -> list[dict[str, Any]]:
-    return [{**range_json(docs), "file_sha256": files.pinned(name, docs.path).sha256} for docs in head]
+    return [{**range_json(docs), **files.pinned(name, docs.path).pinned()} for docs in head]

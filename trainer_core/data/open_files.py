@@ -100,7 +100,7 @@ class OpenFiles:
     def verify(self, source: str, path: str) -> Path:
         """Compare a pinned file with its hash. Raises Refused naming the file and both hashes."""
         spec, file = self._files[source, path]
-        return verify_file(Path(spec.folder), file)
+        return verify_file(Path(spec.folder or ""), file)
 
     def tokenize(self, source: str, path: str) -> OpenFacts:
         """Tokenize a file unless that is done; nothing half-made stays behind, whatever is raised."""
@@ -199,7 +199,7 @@ class OpenFiles:
         spec, file = self._files[source, path]
         return {
             "format": FORMAT,
-            "file_sha256": file.sha256,
+            **file.pinned(),
             "encode_sha256": spec.encode_sha256,
             "library_version": self._line.tokenizer.library_version,
             "heldout": f"{spec.heldout!r} {spec.identity}",

@@ -74,7 +74,7 @@ def predict(line: DataLine, cycles: int) -> Prediction:
             taken, used_up_at = Fraction(0), None
             for cycle in range(cycles):
                 piece = line.piece_at(cycle)
-                share = Fraction(piece.shares[source.name], piece.denominator)
+                share = Fraction(piece.shares.get(source.name, 0), piece.denominator)
                 taken += line.cycle_tokens * share * Fraction(stratum.tokens, total)
                 if used_up_at is None and taken > stratum.tokens:
                     used_up_at = cycle

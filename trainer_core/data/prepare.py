@@ -58,7 +58,6 @@ class CyclePreparer:
         self.paths = DataPaths(Path(work))
         self.line = load_data_line(self.paths.root)
         self.files = OpenFiles(self.paths.root, self.line)
-        self._digest = self.line.digest()
 
     def has_manifest(self, cycle: int) -> bool:
         """Whether the cycle is planned for good."""
@@ -146,10 +145,10 @@ class CyclePreparer:
         return []
 
     def _manifest(self, cycle: int) -> Manifest:
-        return read_cycle_manifest(self.paths, cycle, data_digest=self._digest)
+        return read_cycle_manifest(self.paths, cycle, line=self.line)
 
     def _state(self) -> PlanState:
-        return current_state(self.paths, data_digest=self._digest)
+        return current_state(self.paths, line=self.line)
 
     def _untokenized(self, cycle: int) -> list[tuple[str, str]]:
         """Files of a planned cycle that are not tokenized (any more)."""

@@ -156,11 +156,11 @@ class Recipe(_Strict):
 
 
 def integer_shares(shares: Mapping[str, Fraction], names: list[str]) -> dict[str, int]:
-    """The smallest integers in the same proportion, one per name, 0 for names without a share."""
+    """The smallest integers in the same proportion, for the names that have a share."""
     denominator = lcm(*(share.denominator for share in shares.values()))
     counts = {name: int(shares.get(name, Fraction(0)) * denominator) for name in names}
     divisor = gcd(*counts.values())
-    return {name: count // divisor for name, count in counts.items()}
+    return {name: count // divisor for name, count in counts.items() if count}
 
 
 def load_recipe(path: Path) -> Recipe:

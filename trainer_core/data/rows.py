@@ -91,7 +91,7 @@ class DataLineRows:
         return self._cycles[cycle]
 
     def _manifest(self, cycle: int) -> Manifest:
-        return read_cycle_manifest(self._paths, cycle, data_digest=self._digest)
+        return read_cycle_manifest(self._paths, cycle, line=self._line)
 
 
 class _OpenCycle:

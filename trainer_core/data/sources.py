@@ -7,7 +7,7 @@ and the tokenizer lie, so a line that was moved, or was made again elsewhere fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -28,21 +28,40 @@ StratumRule = Literal["none", "file"] | int
 class TextRule:
     """Where the text of a source's files is. A .txt file is one document under every rule."""
 
-    kind: Literal["auto", "column", "whole"] = "auto"
-    """`auto`: the only large string column; `column`: the named one; `whole`: there are only .txt files."""
+    kind: Literal["auto", "column", "whole", "messages", "list"] = "auto"
+    """`auto`: the only large string column; `column`: the named one; `whole`: there are only .txt files;
+    `messages`: a column of chats; `list`: a column of texts that make one document."""
     column: str | None = None
-    """Name of the column or JSON key, for kind `column`."""
+    """Name of the column or JSON key, for kinds `column`, `messages` and `list`."""
+    template: tuple[str, ...] = ()
+    """For `messages`: what one message becomes. A part that is one of the source's markers is that token; in
+    the others `{role}` and `{content}` are replaced, and nothing in them ever becomes a token of its own."""
+    field: str | None = None
+    """For `list`: the field of each element that holds its text; None when the elements are texts."""
+    join: str = ""
+    """For `list`: what stands between the texts; one of the source's markers becomes that token."""
 
     def to_json(self) -> Any:
         """The form it has in recipe.json and data.json."""
-        return {"column": self.column} if self.kind == "column" else self.kind
+        match self.kind:
+            case "column":
+                return {"column": self.column}
+            case "messages":
+                return {"messages": self.column, "template": list(self.template)}
+            case "list":
+                return {"list": self.column, "field": self.field, "join": self.join}
+        return self.kind
 
     @staticmethod
     def from_json(value: Any) -> TextRule:
         """Inverse of `to_json`."""
-        if isinstance(value, dict):
-            return TextRule(kind="column", column=value["column"])
-        return TextRule(kind=value)
+        if not isinstance(value, dict):
+            return TextRule(kind=value)
+        if "messages" in value:
+            return TextRule(kind="messages", column=value["messages"], template=tuple(value["template"]))
+        if "list" in value:
+            return TextRule(kind="list", column=value["list"], field=value["field"], join=value["join"])
+        return TextRule(kind="column", column=value["column"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +69,22 @@ class SourceFile:
     """One pinned file of a source."""
 
     path: str
-    """Relative to the source's folder, with forward slashes."""
+    """Relative to the source's folder or repository, with forward slashes."""
     size: int
     """Bytes on disk."""
-    sha256: str
-    """Hex digest of those bytes."""
+    digest: str
+    """Hex digest of those bytes: sha256 (64 digits), or git's blob sha1 (40) where a hub knows no other."""
     stratum: str
     """Name of its stratum."""
+
+    @property
+    def algorithm(self) -> Literal["sha256", "git_sha1"]:
+        """What `digest` is."""
+        return "sha256" if len(self.digest) == 64 else "git_sha1"
+
+    def pinned(self) -> dict[str, str]:
+        """The digest under the key that manifests give it."""
+        return {f"file_{self.algorithm}": self.digest}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +104,15 @@ class SourceSpec:
     name: str
     """Nickname in the recipe; used for metrics and file names only."""
     identity: str
-    """Key of the held-out hash: the source's id, never its nickname."""
-    folder: str
-    """Absolute path of the folder."""
+    """Key of the held-out hash: repository and pattern, or the source's id; never its nickname."""
+    folder: str | None = None
+    """Absolute path of the folder; None for a hub source."""
+    repo: str | None = None
+    """Dataset repository on the hub, `owner/name`; None for a folder."""
+    revision: str | None = None
+    """Branch, tag or commit that the recipe named."""
+    commit: str | None = None
+    """Commit that it stood for at `data init`; nothing of another commit is ever read."""
     glob: str
     """Pattern that chose the files."""
     stratum_rule: StratumRule
@@ -119,10 +153,14 @@ class SourceSpec:
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; files are short lists to keep a corpus of 10,000 files readable."""
+        place = (
+            {"kind": "folder", "folder": self.folder}
+            if self.repo is None
+            else {"kind": "hub", "repo": self.repo, "revision": self.revision, "commit": self.commit}
+        )
         return {
-            "kind": "folder",
+            **place,
             "identity": self.identity,
-            "folder": self.folder,
             "glob": self.glob,
             "stratum": {"level": self.stratum_rule}
             if isinstance(self.stratum_rule, int)
@@ -132,7 +170,7 @@ class SourceSpec:
             "heldout": self.heldout,
             "encode_sha256": self.encode_sha256,
             "strata": {stratum.name: stratum.tokens for stratum in self.strata},
-            "files": [[file.path, file.size, file.sha256, file.stratum] for file in self.files],
+            "files": [[file.path, file.size, file.digest, file.stratum] for file in self.files],
             "ignored": list(self.ignored),
         }
 
@@ -143,7 +181,10 @@ class SourceSpec:
         return SourceSpec(
             name=name,
             identity=value["identity"],
-            folder=value["folder"],
+            folder=value.get("folder"),
+            repo=value.get("repo"),
+            revision=value.get("revision"),
+            commit=value.get("commit"),
             glob=value["glob"],
             stratum_rule=rule["level"] if isinstance(rule, dict) else rule,
             text=TextRule.from_json(value["text"]),
@@ -151,8 +192,8 @@ class SourceSpec:
             heldout=value["heldout"],
             encode_sha256=value["encode_sha256"],
             files=tuple(
-                SourceFile(path=path, size=size, sha256=sha256, stratum=stratum)
-                for path, size, sha256, stratum in value["files"]
+                SourceFile(path=path, size=size, digest=digest, stratum=stratum)
+                for path, size, digest, stratum in value["files"]
             ),
             ignored=tuple(value["ignored"]),
             strata=tuple(Stratum(name=key, tokens=tokens) for key, tokens in value["strata"].items()),
@@ -166,7 +207,7 @@ class Piece:
     from_cycle: int
     """First cycle with these shares."""
     shares: dict[str, int]
-    """Integer share per source, in the recipe's order of sources; 0 = not in this piece."""
+    """Integer share, above 0, of each source in it, in the recipe's order of sources."""
 
     @property
     def denominator(self) -> int:
@@ -258,13 +299,31 @@ class DataLine:
             sources=tuple(SourceSpec.from_json(name, spec) for name, spec in value["sources"].items()),
         )
 
-    def digest(self) -> str:
-        """Hex digest of everything that decides a token of the line; places on disk are left out."""
-        value = self.to_json()
+    def digest(self, cycle: int = 0) -> str:
+        """Hex digest of everything that decides a token up to and with a cycle.
+
+        Places on disk are left out, and so is what only later pieces use: appending to the recipe changes no
+        digest of a cycle before the new piece.
+        """
+        num_pieces = sum(piece.from_cycle <= cycle for piece in self.pieces)
+        if num_pieces not in self._digests:
+            self._digests[num_pieces] = self._digest(self.pieces[:num_pieces])
+        return self._digests[num_pieces]
+
+    @cached_property
+    def _digests(self) -> dict[int, str]:
+        return {}
+
+    def _digest(self, pieces: tuple[Piece, ...]) -> str:
+        used = {name for piece in pieces for name in piece.shares}
+        value = replace(
+            self, pieces=pieces, sources=tuple(s for s in self.sources if s.name in used)
+        ).to_json()
         value["tokenizer"].pop("path")
         value["source_order"] = list(value["sources"])
         for source in value["sources"].values():
-            source.pop("folder")
+            source.pop("folder", None)
+            source.pop("revision", None)
         return sha256_json(value)
 
 
@@ -291,8 +350,12 @@ def _checked_line(value: dict[str, Any]) -> DataLine:
         strata = {stratum.name for stratum in source.strata}
         if strata != {file.stratum for file in source.files} or min(s.tokens for s in source.strata) < 1:
             raise ValueError(f"source {source.name}: its files and its strata do not fit")
+        if (source.folder is None) == (source.repo is None) or (source.repo and not source.commit):
+            raise ValueError(f"source {source.name}: expected a folder, or a repository and its commit")
     names = [source.name for source in line.sources]
     for piece in line.pieces:
-        if list(piece.shares) != names or min(piece.shares.values()) < 0 or piece.denominator < 1:
+        if list(piece.shares) != [n for n in names if n in piece.shares] or min(piece.shares.values()) < 1:
             raise ValueError(f"the shares from cycle {piece.from_cycle} on do not fit the sources {names}")
+    if unused := set(names).difference(*(piece.shares for piece in line.pieces)):
+        raise ValueError(f"no piece has a share of {sorted(unused)}")
     return line

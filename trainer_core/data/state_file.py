@@ -14,6 +14,7 @@ from typing import Any
 from trainer_core.data.manifest import read_cycle_manifest
 from trainer_core.data.plan_state import FORMAT, PlanState
 from trainer_core.data.records import read_record
+from trainer_core.data.sources import DataLine
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.paths import DataPaths
@@ -35,10 +36,10 @@ def planned_cycles(paths: DataPaths) -> int:
     return len(numbers)
 
 
-def current_state(paths: DataPaths, *, data_digest: str | None = None) -> PlanState:
+def current_state(paths: DataPaths, *, line: DataLine | None = None) -> PlanState:
     """The state by state.json and the manifests, whichever is further.
 
-    With a digest, a manifest that another data line planned is refused.
+    With a line, a manifest that another one planned is refused.
     """
     planned = planned_cycles(paths)
     state = _read(paths.state) if paths.state.exists() else PlanState()
@@ -49,7 +50,7 @@ def current_state(paths: DataPaths, *, data_digest: str | None = None) -> PlanSt
             f"again: {_again(paths, planned, state.next_cycle - 1)}"
         )
     if state.next_cycle < planned:
-        return read_cycle_manifest(paths, planned - 1, data_digest=data_digest).state_after()
+        return read_cycle_manifest(paths, planned - 1, line=line).state_after()
     return state
 
 

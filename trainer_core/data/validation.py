@@ -221,7 +221,7 @@ def _draft(line: DataLine, read: ReadStream, row_length: int, wanted: int) -> Ro
     sources: dict[str, tuple[StratumEntry, ...]] = {}
     notes: list[str] = []
     empty: list[str] = []
-    used = [spec for spec in line.sources if any(piece.shares[spec.name] for piece in line.pieces)]
+    used = [spec for spec in line.sources if any(spec.name in piece.shares for piece in line.pieces)]
     for spec in used:
         streams = {stratum.name: read(spec.name, stratum.name) for stratum in spec.strata}
         found = {name: len(pack_rows(stream, row_length, wanted)) for name, stream in streams.items()}
@@ -245,7 +245,9 @@ def _draft(line: DataLine, read: ReadStream, row_length: int, wanted: int) -> Ro
         row_length=row_length,
         rows_per_stratum=wanted,
         recipe={
-            spec.name: first.shares[spec.name] / first.denominator for spec in used if first.shares[spec.name]
+            spec.name: first.shares[spec.name] / first.denominator
+            for spec in used
+            if spec.name in first.shares
         },
         sources=sources,
         notes=tuple(notes),

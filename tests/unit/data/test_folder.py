@@ -59,7 +59,7 @@ def test_a_pinned_file_that_changed_or_vanished_is_refused(tmp_path: Path) -> No
     (pinned,) = pin_files(tmp_path, ("a.jsonl",), "none")
     assert verify_file(tmp_path, pinned) == path
     path.write_bytes(path.read_bytes().replace(b"one", b"two"))
-    with pytest.raises(Refused, match=pinned.sha256):
+    with pytest.raises(Refused, match=pinned.digest):
         verify_file(tmp_path, pinned)
     write(path, ["longer"])
     with pytest.raises(Refused, match=rf"has \d+ bytes, {pinned.size} were pinned"):

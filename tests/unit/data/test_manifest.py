@@ -77,7 +77,7 @@ def test_numbers_agree_with_each_other(work: Path) -> None:
             shards = [s for segment in value["segments"] for s in segment["shards"] if s["source"] == name]
             assert sum(shard["tokens"] - 1 for shard in shards) == rows * part["row_length"]
             assert new > 0
-            pinned = {file.path: file.sha256 for file in line.source(name).files}
+            pinned = {file.path: file.digest for file in line.source(name).files}
             assert all(piece["file_sha256"] == pinned[piece["path"]] for piece in value["pieces"][name])
 
 

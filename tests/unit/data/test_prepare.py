@@ -364,7 +364,7 @@ def test_a_changed_or_missing_file_is_refused_with_both_hashes(tmp_path: Path) -
     (Path(line.source(second.source).folder) / second.path).unlink()
     with pytest.raises(Refused) as caught:
         preparer.download(0)
-    pinned = preparer.files.pinned(first.source, first.path).sha256
+    pinned = preparer.files.pinned(first.source, first.path).digest
     assert len(caught.value.problems) == 2
     assert str(changed) in caught.value.problems[0] and pinned in caught.value.problems[0]
     assert second.path in caught.value.problems[1] and "gone" in caught.value.problems[1]

@@ -128,8 +128,8 @@ def test_half_a_character_is_refused(tmp_path: Path) -> None:
 def test_a_share_may_go_to_zero_and_new_sources_may_come_later(tmp_path: Path) -> None:
     pieces = [{"from_cycle": 0, "shares": {"code": 1}}, {"from_cycle": 7, "shares": {"code": 0, "web": 1}}]
     first, second = load_recipe(recipe_file(tmp_path, pieces=pieces)).integer_pieces()
-    assert first.shares == {"code": 1, "web": 0}
-    assert (second.from_cycle, second.shares) == (7, {"code": 0, "web": 1})
+    assert first.shares == {"code": 1}
+    assert (second.from_cycle, second.shares) == (7, {"web": 1})
 
 
 def test_integer_shares_are_the_smallest() -> None:
