@@ -17,7 +17,6 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_core.data.folder import verify_file
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.records import read_record
 from trainer_core.data.shards import Shard, hash_shard, read_shard, write_shard
@@ -162,7 +161,7 @@ def _make_stream(
         if held >= tokens:
             break
         num_files += 1
-        for batch in _heldout_batches(spec, path):
+        for batch in _heldout_batches(spec, path, files):
             for ids in encoder.encode(batch, where=path):
                 if held < tokens:
                     documents.append(ids)
@@ -183,9 +182,8 @@ def _make_stream(
     return StreamRecord(documents=len(documents), tokens=held, files=num_files, blake2b=digest)
 
 
-def _heldout_batches(spec: SourceSpec, path: str) -> Iterator[list[str]]:
-    file = next(file for file in spec.files if file.path == path)
-    origin = verify_file(Path(spec.folder or ""), file)
+def _heldout_batches(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[list[str]]:
+    origin = files.sources.fetch(spec.name, path)
     batch: list[str] = []
     for text in iter_documents(origin, spec.text):
         if is_held_out(text, identity=spec.identity, fraction=spec.heldout):

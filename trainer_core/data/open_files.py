@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from trainer_core.data.encode import Encoder, check_library, read_tokenizer
-from trainer_core.data.folder import verify_file
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.order import permutation
 from trainer_core.data.plan_state import DocEnds
 from trainer_core.data.shards import Shard, ShardWriter, TokenArray, read_shard
+from trainer_core.data.source_files import SourceFiles
 from trainer_core.data.sources import DataLine, SourceFile
 from trainer_core.data.text import ReadCounts, iter_documents
 from trainer_core.errors import DiskFull, Refused, disk_full
@@ -53,6 +53,7 @@ class OpenFiles:
     """The tokenized files of a data line."""
 
     def __init__(self, root: Path, line: DataLine) -> None:
+        self.sources = SourceFiles(DataPaths(root), line)
         self._folder = DataPaths(root).open
         self._line = line
         self._shards: dict[tuple[str, str], Shard] = {}
@@ -97,11 +98,6 @@ class OpenFiles:
             skipped=json.loads(shard.metadata["skipped"]),
         )
 
-    def verify(self, source: str, path: str) -> Path:
-        """Compare a pinned file with its hash. Raises Refused naming the file and both hashes."""
-        spec, file = self._files[source, path]
-        return verify_file(Path(spec.folder or ""), file)
-
     def tokenize(self, source: str, path: str) -> OpenFacts:
         """Tokenize a file unless that is done; nothing half-made stays behind, whatever is raised."""
         if self.shard(source, path) is None:
@@ -142,7 +138,7 @@ class OpenFiles:
         spec, _ = self._files[source, path]
         counts = ReadCounts()
         dtype = np.dtype(self._line.token_dtype).newbyteorder("<")
-        origin = self.verify(source, path)
+        origin = self.sources.fetch(source, path)
         encoder = self.encoder(source)
         lengths: list[int] = []
         heldout = 0

@@ -166,7 +166,7 @@ class CyclePreparer:
         problems: list[str] = []
         for source, path in files:
             try:
-                self.files.verify(source, path)
+                self.files.sources.fetch(source, path)
             except Refused as error:
                 problems += error.problems
         if problems:
