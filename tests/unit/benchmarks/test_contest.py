@@ -1,0 +1,20 @@
+"""The helper of the benchmarks: who runs when, and what is counted."""
+
+from benchmarks.contest import contest, cpu_seconds, table
+
+
+def test_contenders_alternate_and_every_one_has_a_result() -> None:
+    calls: list[str] = []
+    best = contest({"ours": lambda: calls.append("ours"), "theirs": lambda: calls.append("theirs")}, rounds=3)
+    assert calls == ["ours", "theirs"] * 3
+    assert list(best) == ["ours", "theirs"]
+    assert all(0 <= seconds < float("inf") for seconds in best.values())
+
+
+def test_cpu_seconds_only_rise() -> None:
+    readings = [cpu_seconds() for _ in range(3)]
+    assert readings == sorted(readings)
+
+
+def test_a_table_lines_up() -> None:
+    assert table(("name", "x"), [("a", 1), ("long one", 12.5)]) == "name         x\na            1\nlong one  12.5"
