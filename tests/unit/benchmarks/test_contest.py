@@ -17,4 +17,5 @@ def test_cpu_seconds_only_rise() -> None:
 
 
 def test_a_table_lines_up() -> None:
-    assert table(("name", "x"), [("a", 1), ("long one", 12.5)]) == "name         x\na            1\nlong one  12.5"
+    rows = [("a", 1), ("long one", 12.5)]
+    assert table(("name", "x"), rows) == "name         x\na            1\nlong one  12.5"
