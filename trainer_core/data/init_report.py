@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_core.data.calibrate import SourceCalibration
+from trainer_core.data.calibration import SourceCalibration
 from trainer_core.data.sources import DataLine
 
 OPEN_FILES = 3

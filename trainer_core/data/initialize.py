@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer_core.data.calibrate import SourceCalibration, calibration_to_json, load_calibration
+from trainer_core.data.calibration import SourceCalibration, calibration_to_json, load_calibration
 from trainer_core.data.encode import Encoder, TokenizerFacts, tokenizer_facts
 from trainer_core.data.init_report import InitReport
 from trainer_core.data.pin import Pinning

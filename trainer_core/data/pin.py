@@ -9,12 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer_core.data.calibrate import (
-    SourceCalibration,
-    StratumCalibration,
-    calibrate_stratum,
-    seeded_files,
-)
+from trainer_core.data.calibrate import calibrate_stratum, seeded_files
+from trainer_core.data.calibration import SourceCalibration, StratumCalibration
 from trainer_core.data.encode import Encoder
 from trainer_core.data.folder import list_folder, pin_files
 from trainer_core.data.recipe import SourceRecipe

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.data.inputs import CONTROLS, EOS, byte_tokenizer, dump, word_tokenizer, write, write_recipe
-from trainer_core.data.calibrate import load_calibration
+from trainer_core.data.calibration import load_calibration
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.init_report import InitReport
 from trainer_core.data.initialize import init_data_line
