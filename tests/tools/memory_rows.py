@@ -54,7 +54,7 @@ class MemoryRows:
         ids = np.stack([self._row(first + k) for k in range(count)]).astype(np.int64)
         return RowBatch(ids=ids, source_rows={"memory": count}, samples=f"{first}+{count}")
 
-    def validation(self, row_length: int) -> ValidationRows:
+    def validation(self, row_length: int, cycle: int) -> ValidationRows:
         ids = np.stack([self._row(10**6 + k) for k in range(6)]).astype(np.int64)
         strata = [
             StratumRows(name="a", share=0.25, ids=ids[:4]),

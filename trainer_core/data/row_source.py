@@ -79,7 +79,7 @@ class ValidationRows:
     sources: Mapping[str, list[StratumRows]]
     """Rows by source and stratum; every source has at least one row."""
     recipe: Mapping[str, float]
-    """Share of each source in the recipe's first piece; sums to 1."""
+    """Share of each source in the recipe in force; sums to 1."""
     sha256: str
     """Digest of all rows and weights."""
 
@@ -99,8 +99,8 @@ class RowSource(Protocol):
         """`count` rows from a position on, never past the end of its part."""
         ...
 
-    def validation(self, row_length: int) -> ValidationRows:
-        """The pinned held-out rows of a length."""
+    def validation(self, row_length: int, cycle: int) -> ValidationRows:
+        """The pinned held-out rows of a length, weighted by the recipe in force at a cycle."""
         ...
 
     def identity(self) -> dict[str, Any]:

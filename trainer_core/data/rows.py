@@ -70,9 +70,9 @@ class DataLineRows:
         """`count` rows of one part from a position on."""
         return self._open(position.cycle).rows(position.part, position.row, count)
 
-    def validation(self, row_length: int) -> ValidationRows:
-        """The pinned held-out rows of a length."""
-        return load_rows(self._paths.root, row_length)
+    def validation(self, row_length: int, cycle: int) -> ValidationRows:
+        """The pinned held-out rows of a length, weighted by the recipe in force at a cycle."""
+        return load_rows(self._paths.root, row_length, cycle)
 
     def identity(self) -> dict[str, Any]:
         """Digests of the data line and of its held-out rows by length; places on disk do not count."""

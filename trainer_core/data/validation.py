@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +111,23 @@ def cut_rows(work: Path, row_length: int, rows_per_stratum: int) -> dict[str, An
         return record.to_json()
 
 
-def load_rows(work: Path, row_length: int) -> ValidationRows:
-    """The pinned rows of a length. Raises Refused when the held-out streams are not those they came from."""
+def load_rows(work: Path, row_length: int, cycle: int = 0) -> ValidationRows:
+    """The pinned rows of a length, weighted by the recipe piece in force at a cycle.
+
+    Raises Refused when the held-out streams are not those the rows came from.
+    """
     paths = DataPaths(Path(work))
-    record = _read_rows(paths, row_length)
-    rows = _cut(record, _streams(paths, load_data_line(paths.root)))
+    record, line = _read_rows(paths, row_length), load_data_line(paths.root)
+    rows = _cut(record, _streams(paths, line))
     if rows.sha256 != record.sha256:
         path = rows_path(paths, row_length)
         raise Refused(
             f"{path}: the rows of length {row_length} are {rows.sha256}, {record.sha256} is pinned; "
             f"{_again(paths)}"
         )
-    return rows
+    piece = line.piece_at(cycle)
+    recipe = {name: share / piece.denominator for name, share in piece.shares.items() if name in rows.sources}
+    return replace(rows, recipe=recipe)
 
 
 def rows_digests(work: Path) -> dict[str, str]:

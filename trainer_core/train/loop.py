@@ -74,7 +74,9 @@ class Loop:
     def __post_init__(self) -> None:
         self._shape: Length = self.config.lengths[0]
         self._watch = Stopwatch()
-        self._validation: ValidationRows = self.rows.validation(self._shape.length)
+        self._validation: ValidationRows = self.rows.validation(
+            self._shape.length, self.progress.position.cycle
+        )
         self._cycle: tuple[int, tuple[Part, ...]] | None = None
 
     @property

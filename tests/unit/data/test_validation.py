@@ -61,7 +61,7 @@ def test_everything_is_pinned_and_repeated_calls_change_nothing(tmp_path: Path) 
     cut_rows(work, 16, 3)
     assert before == {p: p.read_bytes() for p in DataPaths(work).heldout.rglob("*") if p.is_file()}
     assert first.sha256 == load_rows(other, 16).sha256 == rows_digests(work)["16"]
-    assert DataLineRows(work).validation(16).sha256 == first.sha256
+    assert DataLineRows(work).validation(16, 0).sha256 == first.sha256
     assert DataLineRows(work).identity()["heldout"] == {"16": first.sha256}
     with pytest.raises(Refused, match="3 rows per stratum are pinned, 5 were asked for"):
         cut_rows(work, 16, 5)
