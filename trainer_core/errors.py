@@ -145,6 +145,12 @@ class DataUsedUp(NstrainError):
     exit_code = 33
 
 
+class Leaving(NstrainError):
+    """Work was broken off because the process was asked to end; the next start goes on with it."""
+
+    exit_code = 50
+
+
 class NonFinite(NstrainError):
     """Too many updates in a row had a non-finite gradient norm."""
 
