@@ -97,12 +97,7 @@ def register_consumer(
     `row_lengths` is [{"from", "to", "length"}], `batch` [{"from", "to", "tokens"}], `to` null = open. Waits
     for a preparer at work, except to grow.
     """
-    paths = DataPaths(data_root)
-    consumer = Consumer(
-        line=str(Path(line).absolute()),
-        row_lengths=_pieces(row_lengths, "length"),
-        batches=_pieces(batch, "tokens"),
-    )
+    paths, consumer = DataPaths(data_root), _consumer(line, row_lengths, batch)
     found = _schedule_problems(consumer)
     if found:
         raise Refused(found)
@@ -113,6 +108,18 @@ def register_consumer(
             return _grow(paths, consumer)
         write_json(paths.consumer, _json(consumer))
     return consumer
+
+
+def growth_problems(
+    data_root: Path,
+    *,
+    line: str | Path,
+    row_lengths: Sequence[Mapping[str, int | None]],
+    batch: Sequence[Mapping[str, int | None]],
+) -> list[str]:
+    """What would keep `register_consumer` from growing the record to these schedules; [] = nothing."""
+    recorded, wanted = read_consumer(data_root), _consumer(line, row_lengths, batch)
+    return _schedule_problems(wanted) or _growth_problems(DataPaths(data_root), recorded, wanted)
 
 
 def read_consumer(data_root: Path) -> Consumer:
@@ -128,6 +135,18 @@ def read_consumer(data_root: Path) -> Consumer:
         FORMAT,
         _checked,
         way_out="restore it from a backup; while no cycle is planned it may be deleted and `nstrain new` run",
+    )
+
+
+def _consumer(
+    line: str | Path,
+    row_lengths: Sequence[Mapping[str, int | None]],
+    batch: Sequence[Mapping[str, int | None]],
+) -> Consumer:
+    return Consumer(
+        line=str(Path(line).absolute()),
+        row_lengths=_pieces(row_lengths, "length"),
+        batches=_pieces(batch, "tokens"),
     )
 
 

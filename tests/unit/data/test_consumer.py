@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.consumer import check_consumer, read_consumer, register_consumer
+from trainer_core.data.consumer import check_consumer, growth_problems, read_consumer, register_consumer
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
@@ -146,8 +146,12 @@ def test_schedules_grow_only_after_what_is_planned(tmp_path: Path) -> None:
     consumer = read_consumer(work)
     assert (consumer.batch(1023), consumer.batch(1024)) == (1024, 2048)
     for changed in (BATCH, [{**grown[0], "tokens": 512}, grown[1]], [grown[0], {**grown[1], "tokens": 4096}]):
-        with pytest.raises(Refused, match="may only grow at its end"):
+        (problem,) = growth_problems(work, line=work / "a", row_lengths=LENGTHS_16, batch=changed)
+        with pytest.raises(Refused, match="may only grow at its end") as refused:
             put(work, row_lengths=LENGTHS_16, batch=changed)
+        assert str(refused.value) == problem
+    assert growth_problems(work, line=work / "a", row_lengths=LENGTHS_16, batch=grown) == []
+    assert read_consumer(work) == consumer
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
