@@ -95,8 +95,8 @@ def raw_bytes(line: DataLine) -> int:
 def _open_tokens(line: DataLine, source: SourceSpec, share: float) -> int:
     """Tokens of the files that are tokenized at once; on disk a file stays whole until it is used up.
 
-    A stratum's files are opened until they hold what a cycle wants: beside that, the last of them and the used
-    parts of those left open. A source also keeps the file of its head and one opened to fill its last row.
+    A stratum's files are opened until they hold what a cycle wants: beside that, the last of them and the
+    used parts of those left open. A source also keeps its head's file and one opened to fill its last row.
     """
     total = sum(stratum.tokens for stratum in source.strata)
     everything = beside = 0

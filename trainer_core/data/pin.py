@@ -43,7 +43,7 @@ class Pinning:
 
     def pin(self, name: str, source: SourceRecipe) -> tuple[SourceSpec, SourceCalibration]:
         """Pin one source. Raises Refused with every problem found in it."""
-        folder = Path(source.folder)
+        folder = Path(source.folder or "")
         encoder = self.encoder(tuple(source.markers))
         listing = list_folder(folder, source.glob)
         files = pin_files(folder, listing.files, source.stratum)

@@ -50,7 +50,7 @@ def test_defaults_and_exact_shares(tmp_path: Path) -> None:
 
 def test_shares_that_almost_sum_to_one_become_exact(tmp_path: Path) -> None:
     third = 0.3333333333
-    sources = {name: {"folder": "a"} for name in ("x", "y", "z")}
+    sources = {name: {"folder": "a", "id": name} for name in ("x", "y", "z")}
     pieces = [{"from_cycle": 0, "shares": dict.fromkeys(sources, third)}]
     (piece,) = load_recipe(recipe_file(tmp_path, sources=sources, pieces=pieces)).integer_pieces()
     assert piece.shares == {"x": 1, "y": 1, "z": 1}
@@ -60,7 +60,7 @@ def test_shares_that_almost_sum_to_one_become_exact(tmp_path: Path) -> None:
     ("total", "fine"), [(1 - 1e-9, True), (1 + 1e-9, True), (1 - 2e-9, False), (0.9, False)]
 )
 def test_the_sum_must_be_one_within_a_billionth(tmp_path: Path, total: float, fine: bool) -> None:
-    sources = {name: {"folder": "a"} for name in "wxyz"}
+    sources = {name: {"folder": "a", "id": name} for name in "wxyz"}
     shares = dict.fromkeys(sources, round(total / 4, 12))
     path = recipe_file(tmp_path, sources=sources, pieces=[{"from_cycle": 0, "shares": shares}])
     if fine:
@@ -71,7 +71,7 @@ def test_the_sum_must_be_one_within_a_billionth(tmp_path: Path, total: float, fi
 
 
 def test_shares_may_be_fractions(tmp_path: Path) -> None:
-    sources = {name: {"folder": "a"} for name in ("x", "y", "z")}
+    sources = {name: {"folder": "a", "id": name} for name in ("x", "y", "z")}
     pieces = [{"from_cycle": 0, "shares": {"x": "1/3", "y": "1/6", "z": 0.5}}]
     path = recipe_file(tmp_path, sources=sources, pieces=pieces)
     recipe = load_recipe(path)
@@ -90,7 +90,7 @@ def test_other_texts_are_no_shares(tmp_path: Path, share: str) -> None:
 
 
 def test_an_order_too_long_to_walk_is_refused_with_everything_else(tmp_path: Path) -> None:
-    sources = {name: {"folder": "a"} for name in ("x", "y", "z")}
+    sources = {name: {"folder": "a", "id": name} for name in ("x", "y", "z")}
     long = {"x": 0.333333333, "y": 0.333333333, "z": 0.333333334}
     short = {"x": 0.3333333, "y": 0.3333333, "z": 0.3333334}
     pieces = [{"from_cycle": 0, "shares": long}, {"from_cycle": 9, "shares": short}]
@@ -162,6 +162,15 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         "code": {"folder": "missing", "glob": "../*", "heldout": 0.9, "extra": 1},
         "web": {"folder": "b", "stratum": {"levels": 1}, "text": "column", "markers": "<x>"},
         "mix": {"folder": "a"},
+        "nowhere": {"revision": "main"},
+        "twice": {"folder": "b", "repo": "just-a-name"},
+        "same": {"folder": "b", "min_age_hours": 1, "markers": ["<x>", "<x>"]},
+        "hub": {
+            "repo": "own/er",
+            "min_age_hours": -1,
+            "text": {"list": "l", "join": " <x>"},
+            "markers": ["<x>"],
+        },
     }
     pieces = [
         {"from_cycle": 1, "shares": {"code": 0.5, "webb": 0.1}},
@@ -180,6 +189,14 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         "sources.web.text",
         "sources.web.markers",
         "sources.mix",
+        "sources.nowhere",
+        "sources.twice",
+        "sources.twice.repo",
+        "sources.same",
+        "sources.same.min_age_hours",
+        "sources.same.markers",
+        "sources.hub.min_age_hours",
+        "sources.hub.text",
         "pieces.0.from_cycle",
         "pieces",
         "pieces.0.shares",
@@ -192,22 +209,65 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     assert any("'missing' is not a folder" in problem for problem in found)
 
 
+def test_every_form_of_a_source(tmp_path: Path) -> None:
+    messages = {"messages": "chat", "template": ["<|im_start|>", "{role}\n{content}", "<|im_end|>"]}
+    sources = {
+        "pages": {"repo": "own/er", "glob": "data/*/*.parquet", "min_age_hours": 0, "text": messages},
+        "files": {"repo": "own/er", "revision": "v2", "text": {"list": "files", "field": "content"}},
+        "named": {
+            "repo": "own/er",
+            "id": "corpus",
+            "text": {"list": "texts", "field": None, "join": "<sep>"},
+        },
+        "mine": {"folder": "a"},
+    }
+    pieces = [{"shares": dict.fromkeys(sources, 0.25)}]
+    path = recipe_file(tmp_path, sources=sources, pieces=pieces)
+    recipe = load_recipe(path)
+    found = recipe.sources
+    assert {name: source.identity for name, source in found.items()} == {
+        "pages": "own/er/data/*/*.parquet",
+        "files": "own/er/**/*",
+        "named": "corpus",
+        "mine": "a",
+    }
+    assert [source.youngest for source in found.values()] == [0, 24, 24, 24]
+    assert found["pages"].text == TextRule(
+        kind="messages", column="chat", template=("<|im_start|>", "{role}\n{content}", "<|im_end|>")
+    )
+    assert found["files"].text == TextRule(kind="list", column="files", field="content", join="\n")
+    assert found["named"].text == TextRule(kind="list", column="texts", join="<sep>")
+    path.write_text(json.dumps(dump_recipe(recipe)))
+    assert load_recipe(path) == recipe
+
+
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("text", "words"),
     [
-        ({"repo": "org/name", "revision": "main"}, '"repo" sources are not available in this version'),
-        ({"folder": "a", "text": {"messages": "m", "template": "t"}}, "'messages' rules are not available"),
-        (
-            {"folder": "a", "text": {"list": "l", "field": "f", "join": "\n"}},
-            "'list' rules are not available",
-        ),
+        ({"column": ""}, 'expected "auto"'),
+        ({"column": "a", "list": "b"}, 'expected {"list"'),
+        ({"messages": "m"}, 'expected {"messages"'),
+        ({"messages": "m", "template": "{content}"}, 'expected {"messages"'),
+        ({"messages": "m", "template": ["{content}", ""]}, 'expected {"messages"'),
+        ({"messages": "m", "template": ["{role}"]}, "no part of the template holds {content}"),
+        ({"messages": "m", "template": ["{name}{content}"]}, "knows {role} and {content}, not {name}"),
+        ({"messages": "m", "template": ["<x>{content}"]}, "give the marker a part of its own"),
+        ({"list": "l", "field": ""}, 'expected {"list"'),
+        ({"list": "l", "join": None}, 'expected {"list"'),
+        ({"list": "l", "join": "\n<x>"}, "a join is one marker alone"),
     ],
 )
-def test_what_comes_later_is_refused_in_clear_words(
-    tmp_path: Path, source: dict[str, Any], words: str
-) -> None:
-    found = problems(recipe_file(tmp_path, sources={"code": source, "web": {"folder": "b"}}))
-    assert any(words in problem for problem in found)
+def test_text_rules_that_are_none(tmp_path: Path, text: Any, words: str) -> None:
+    sources = {"code": {"folder": "a", "text": text, "markers": ["<x>"]}, "web": {"folder": "b"}}
+    (problem,) = problems(recipe_file(tmp_path, sources=sources))
+    assert problem.startswith("sources.code.text: ") and words in problem
+
+
+def test_two_sources_never_share_an_identity_by_accident(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "a").mkdir(parents=True)
+    for other in ({"folder": "deep/a"}, {"folder": "b", "id": "a"}, {"repo": "x/y", "id": "a"}):
+        (problem,) = problems(recipe_file(tmp_path, sources={"code": {"folder": "a"}, "web": other}))
+        assert problem.startswith("sources.web: has the identity 'a', as code; ") and '"id"' in problem
 
 
 def test_a_source_without_any_share_is_refused(tmp_path: Path) -> None:
