@@ -6,6 +6,7 @@ A piece is read at one token count; only the last may be open (`to` None). The p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 
@@ -16,6 +17,18 @@ class Interval(Protocol):
     def start(self) -> int: ...
     @property
     def end(self) -> int | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValuePiece:
+    """A whole number in force over an interval of tokens."""
+
+    start: int
+    """First token."""
+    end: int | None
+    """Token after the last; None for open."""
+    value: int
+    """The number."""
 
 
 Piece = TypeVar("Piece", bound=Interval)
@@ -52,3 +65,14 @@ def piece_at(pieces: Sequence[Piece], tokens: int) -> Piece:
 def end_of(pieces: Sequence[Interval]) -> int | None:
     """Tokens at which the schedule ends, or None for a line without an end."""
     return pieces[-1].end
+
+
+def runs(pieces: Sequence[ValuePiece]) -> tuple[ValuePiece, ...]:
+    """The values with equal neighbours joined and the last piece open: past its end it stays in force."""
+    joined: list[ValuePiece] = []
+    for piece in pieces:
+        start = piece.start
+        if joined and joined[-1].value == piece.value:
+            start = joined.pop().start
+        joined.append(ValuePiece(start=start, end=piece.end, value=piece.value))
+    return tuple(joined[:-1]) + tuple(replace(piece, end=None) for piece in joined[-1:])
