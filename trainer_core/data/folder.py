@@ -1,38 +1,20 @@
-"""The files of a `folder` source: listed in a fixed order, sorted into strata, pinned and verified by hash.
+"""The files of a `folder` source: found on disk in a fixed order, pinned and verified by hash.
 
-Never reads text. A file is taken if the pattern matches it, a reader knows its suffix, and no part of its
-path begins with "." or "_" (markers such as _SUCCESS, caches); other matches are reported as ignored.
+Never reads text; which files count is decided by listing.py.
 Invariant: the list depends on names and contents only, never on the order in which the disk returns names.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_core.data.listing import Glob, Listing, nearby, sort_out, strata_of, stratum_of, suffix_of
 from trainer_core.data.sources import SourceFile, StratumRule
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_file
 
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
-WHOLE_SOURCE = "all"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """What a pattern matches in a folder; paths are relative, sorted, with forward slashes."""
-
-    files: tuple[str, ...]
-    """Files a reader can read."""
-    ignored: tuple[str, ...]
-    """Other matches."""
-
-
-def suffix_of(path: str | Path) -> str | None:
-    """The known suffix of a file name, or None."""
-    name = Path(path).name.lower()
-    return next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), None)
+__all__ = ["list_folder", "pin_files", "stratum_of", "suffix_of", "verify_file"]
 
 
 def list_folder(folder: Path, glob: str) -> Listing:
@@ -40,27 +22,51 @@ def list_folder(folder: Path, glob: str) -> Listing:
     if not folder.is_dir():
         raise Refused(f"{folder}: this folder does not exist")
     try:
-        found = {path.relative_to(folder).as_posix() for path in folder.glob(glob) if path.is_file()}
-    except (ValueError, NotImplementedError, LookupError) as error:
+        pattern = Glob(glob)
+    except ValueError as error:
         raise Refused(
             f'{folder}: glob {glob!r} is no pattern ({error}); expected one such as "**/*.parquet"'
         ) from None
+    found: dict[str, int] = {}
+    _walk(folder, "", pattern, pattern.start(), (), found)
     unnamed = sorted(ascii(path) for path in found if not _is_text(path))
     if unnamed:
         raise Refused(
             f"{folder}: {len(unnamed)} file names are not UTF-8 ({', '.join(unnamed[:5])}); rename them"
         )
-    files: list[str] = []
-    ignored: list[str] = []
-    for path in sorted(found):
-        hidden = any(part.startswith((".", "_")) for part in path.split("/"))
-        (ignored if hidden or suffix_of(path) is None else files).append(path)
-    if not files:
+    if not found:
+        present: dict[str, int] = {}
+        everything = Glob("**")
+        _walk(folder, "", everything, everything.start(), (), present)
         raise Refused(
-            f"{folder}: {glob!r} matches no readable file ({len(ignored)} ignored: {ignored[:5]}); "
-            f"readable are {', '.join(SUFFIXES)}"
+            f"{folder}: {glob!r} matches no readable file; {nearby(pattern, filter(_is_text, present))}"
         )
-    return Listing(files=tuple(files), ignored=tuple(ignored))
+    return sort_out(found, glob, str(folder))
+
+
+def _walk(
+    folder: Path,
+    below: str,
+    pattern: Glob,
+    positions: frozenset[int],
+    above: tuple[tuple[int, int], ...],
+    found: dict[str, int],
+) -> None:
+    """Collect the sizes of matching files; enters no folder that cannot hold one, and no loop of links."""
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            ahead = pattern.step(positions, entry.name)
+            if not ahead:
+                continue
+            path = below + entry.name
+            if entry.is_dir():
+                _walk(folder / entry.name, path + "/", pattern, ahead, (*above, here), found)
+            elif pattern.done(ahead) and entry.is_file():
+                found[path] = entry.stat().st_size
 
 
 def _is_text(name: str) -> bool:
@@ -71,29 +77,14 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def stratum_of(path: str, rule: StratumRule) -> str:
-    """The stratum of a file. Raises Refused when the path has fewer directories than the rule needs."""
-    if rule == "none":
-        return WHOLE_SOURCE
-    if rule == "file":
-        return path
-    directories = path.split("/")[:-1]
-    if len(directories) < rule:
-        raise Refused(
-            f"{path}: lies {len(directories)} directories deep, the stratum rule names level {rule}; "
-            'narrow the "glob" or lower the level'
-        )
-    return directories[rule - 1]
-
-
 def pin_files(folder: Path, paths: tuple[str, ...], rule: StratumRule) -> tuple[SourceFile, ...]:
     """Hash every file. Raises Refused with every path that has no stratum or changed while it was read."""
+    strata = strata_of(paths, rule)
     problems: list[str] = []
     pinned: list[SourceFile] = []
     for path in paths:
         try:
-            stratum = stratum_of(path, rule)
-            pinned.append(_pin(folder, path, stratum))
+            pinned.append(_pin(folder, path, strata[path]))
         except Refused as error:
             problems += error.problems
     if problems:
