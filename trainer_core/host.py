@@ -16,6 +16,21 @@ from trainer_core.errors import Refused
 from trainer_core.line.files import read_json
 
 
+class Limits(BaseModel):
+    """How much of the host the preparers of all lines together may use."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    download: int = Field(default=4, ge=1)
+    """Files downloaded at once."""
+    tokenize: int = Field(default_factory=lambda: max(1, min(8, _cores() - 1)), ge=1)
+    """Files tokenized at once, a process each; all cores but one, eight at most, unless set here."""
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class HostSettings(BaseModel):
     """Settings of one host; every key is optional."""
 
@@ -35,6 +50,8 @@ class HostSettings(BaseModel):
     """Data line whose calibration `data init` takes over where source and tokenizer are the same."""
     notify: str | None = None
     """Program run with an event as JSON on its standard input."""
+    limits: Limits = Field(default_factory=Limits)
+    """Downloads and tokenizers at once, over all lines of the host."""
 
 
 def state_dir() -> Path:

@@ -56,3 +56,21 @@ def test_relative_names_are_looked_up_under_work_root(host, tmp_path, monkeypatc
     (tmp_path / "trunk").mkdir()
     assert resolve("trunk") == tmp_path / "trunk"
     assert resolve("/somewhere/else") == resolve("/somewhere/else").absolute()
+
+
+def test_limits_are_counts_of_at_least_one(host):
+    assert load_host_with(host, {}).limits.download == 4
+    assert load_host_with(host, {}).limits.tokenize >= 1
+    found = load_host_with(host, {"limits": {"tokenize": 3}}).limits
+    assert (found.download, found.tokenize) == (4, 3)
+    host({"limits": {"download": 0, "tokenize": "2", "train": 1}})
+    with pytest.raises(Refused) as refused:
+        load_host()
+    text = "\n".join(refused.value.problems)
+    assert all(key in text for key in ("limits.download", "limits.tokenize", "limits.train"))
+
+
+def load_host_with(host, value):
+    """The settings of a file with this content."""
+    host(value)
+    return load_host()
