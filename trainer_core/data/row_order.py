@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +21,7 @@ from trainer_core.data.sources import Piece
 
 @dataclass(frozen=True, kw_only=True)
 class PartOrder:
-    """The order of a part's rows."""
+    """The order of a part's rows; windows and counts are worked out when they are asked for."""
 
     names: tuple[str, ...]
     """Sources by index."""
@@ -28,16 +29,38 @@ class PartOrder:
     """Source index of each row."""
     bounds: tuple[int, ...]
     """First row of each segment, and the number of rows at the end."""
-    windows: NDArray[np.int64]
-    """Window of each row within its source's stream of its segment."""
+    seed: int
+    """Seed of the data line."""
+    cycle: int
+    """Cycle, counted from 0."""
+    part: int
+    """Part of the cycle, counted from 0."""
+
+    @cached_property
+    def windows(self) -> NDArray[np.int64]:
+        """Window of each row within its source's stream of its segment."""
+        windows = np.empty(len(self.sequence), dtype=np.int64)
+        for segment, (first, last) in enumerate(pairwise(self.bounds)):
+            shuffled = [
+                permutation(self.seed, "windows", self.cycle, self.part, segment, name, n=count)
+                for name, count in self.segment_rows(segment).items()
+            ]
+            windows[first + self.sequence[first:last].argsort(kind="stable")] = np.concatenate(shuffled)
+        return windows
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Rows by segment and source."""
+        counts = [window_counts(self.sequence[a:b], len(self.names)) for a, b in pairwise(self.bounds)]
+        return np.stack(counts)
 
     def segment_rows(self, segment: int) -> dict[str, int]:
         """Rows per source in a segment."""
-        return self._counts(*self.bounds[segment : segment + 2])
+        return self._named(self.counts[segment])
 
     def rows(self) -> dict[str, int]:
         """Rows per source in the part."""
-        return self._counts(0, len(self.sequence))
+        return self._named(self.counts.sum(axis=0))
 
     def digest(self) -> str:
         """Hex blake2b of everything that decides which row comes when."""
@@ -48,9 +71,8 @@ class PartOrder:
         digest.update(self.windows.astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def _counts(self, first: int, last: int) -> dict[str, int]:
-        counts = window_counts(self.sequence[first:last], len(self.names)).tolist()
-        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
+    def _named(self, counts: NDArray[np.int64]) -> dict[str, int]:
+        return {name: count for name, count in zip(self.names, counts.tolist(), strict=True) if count}
 
 
 def segment_bounds(num_rows: int, segments: int) -> tuple[int, ...]:
@@ -63,11 +85,11 @@ def part_order(
     piece: Piece, *, seed: int, cycle: int, part: int, order_start: int, bounds: Sequence[int]
 ) -> PartOrder:
     """The order of a part whose rows are order_start .. order_start + bounds[-1] of the piece's sequence."""
-    names = tuple(piece.shares)
-    sequence = quota_sequence(list(piece.shares.values()), order_start, bounds[-1])
-    windows = np.empty(len(sequence), dtype=np.int64)
-    for segment, (first, last) in enumerate(pairwise(bounds)):
-        for index, name in enumerate(names):
-            rows = np.flatnonzero(sequence[first:last] == index) + first
-            windows[rows] = permutation(seed, "windows", cycle, part, segment, name, n=len(rows))
-    return PartOrder(names=names, sequence=sequence, bounds=tuple(bounds), windows=windows)
+    return PartOrder(
+        names=tuple(piece.shares),
+        sequence=quota_sequence(list(piece.shares.values()), order_start, bounds[-1]),
+        bounds=tuple(bounds),
+        seed=seed,
+        cycle=cycle,
+        part=part,
+    )
