@@ -67,7 +67,7 @@ def new(
         tokens_per_update=tokens,
         settings=set,
     )
-    _say(f"{line}: {config.model.name}, {config.tokens_per_update:,} tokens per update")
+    _say(f"{line}: {config.model.name}, {config.batch(0):,} tokens per update")
     command = f"nstrain run {shlex.quote(str(line))}"
     if config.end_tokens is None:
         _say(

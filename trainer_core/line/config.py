@@ -1,39 +1,35 @@
 """run.json: the configuration of a training line, strict, with every problem reported at once.
 
-Users edit this file; `new` writes it. Keys a line keeps for its life are listed in `KEPT_KEYS`: they change
-only when they are named in `allow_changes`.
+Users edit this file; `new` writes it. What one field alone does not show is in run_checks.py, what a line
+keeps for its life in kept.py.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from trainer_core.complaints import validation_problems
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.paths import LinePaths
-from trainer_core.schedule.pieces import end_of, problems
+from trainer_core.line.run_checks import cross_checks
+from trainer_core.schedule.batch import UpdateSpan, update_spans
+from trainer_core.schedule.pieces import ValuePiece, end_of, piece_at, runs
 from trainer_core.schedule.rates import RatePiece
-from trainer_core.schedule.tokens import TokenCount
-
-KEPT_KEYS = (
-    "model",
-    "tokens_per_update",
-    "optimizer",
-    "seed",
-    "exactness",
-    "metrics",
-    "lengths",
-    "threads",
-)
-"""Settings a line keeps for its whole life (`lengths`: the row lengths; their shapes may be tuned)."""
-
-DATA_IDENTITY = "data_identity"
-"""Named in allow_changes, lets a line go on with another data line; its path alone may change freely."""
+from trainer_core.schedule.tokens import TokenCount, parse_tokens
 
 
 class Strict(BaseModel):
@@ -66,6 +62,37 @@ class SchedulePiece(Strict):
     """Tokens at which it ends; null in an open last piece."""
     kind: Literal["warmup", "constant", "decay"]
     """warmup: linear from 0 to peak_lr; constant: peak_lr; decay: linear from peak_lr to min_lr."""
+    length: PositiveInt | None = None
+    """Row length of the updates that begin in it; None: the first one of `lengths`."""
+
+
+class BatchPiece(Strict):
+    """One piece of the batch-size ramp, by tokens trained."""
+
+    start: TokenCount = Field(alias="from")
+    """Tokens at which the piece begins."""
+    end: TokenCount | None = Field(alias="to")
+    """Tokens at which it ends; null in an open last piece."""
+    tokens: Annotated[TokenCount, Field(gt=0)]
+    """Tokens of the updates that begin in it."""
+
+
+def _batch_pieces(value: Any) -> Any:
+    """One number is one open piece."""
+    if isinstance(value, list):
+        return value
+    return [{"from": 0, "to": None, "tokens": parse_tokens(value)}]
+
+
+def _batch_form(pieces: list[BatchPiece]) -> Any:
+    """One open piece is written as its number."""
+    if [(piece.start, piece.end) for piece in pieces] == [(0, None)]:
+        return pieces[0].tokens
+    return [{"from": piece.start, "to": piece.end, "tokens": piece.tokens} for piece in pieces]
+
+
+Batch = Annotated[list[BatchPiece], BeforeValidator(_batch_pieces), PlainSerializer(_batch_form)]
+"""A number of tokens, or a list of pieces."""
 
 
 class Optimizer(Strict):
@@ -139,13 +166,13 @@ class RunConfig(Strict):
     data: str
     """Absolute path of the data line."""
     schedule: list[SchedulePiece]
-    """Learning-rate pieces; only appended to."""
-    tokens_per_update: TokenCount
-    """Tokens of an optimizer update; whole rows."""
+    """Learning-rate pieces with their row lengths; only appended to."""
+    tokens_per_update: Batch
+    """Tokens of an optimizer update, whole rows: a number, or pieces that are only appended to."""
     optimizer: Optimizer
     """The optimizer."""
     lengths: list[Length]
-    """Row lengths in use with their shapes."""
+    """Row lengths in use with their shapes; the first is that of schedule pieces that name none."""
     seed: int = Field(ge=0)
     """Seed of the initial weights."""
     exactness: Literal["exact"] = "exact"
@@ -177,45 +204,48 @@ class RunConfig(Strict):
         """Tokens at which the schedule ends, or None."""
         return end_of(self.rate_pieces)
 
+    @property
+    def batch_pieces(self) -> tuple[ValuePiece, ...]:
+        """Tokens per update by tokens trained."""
+        return tuple(ValuePiece(start=p.start, end=p.end, value=p.tokens) for p in self.tokens_per_update)
+
+    @property
+    def length_pieces(self) -> tuple[ValuePiece, ...]:
+        """Row length of each schedule piece."""
+        first = self.lengths[0].length
+        return tuple(ValuePiece(start=p.start, end=p.end, value=p.length or first) for p in self.schedule)
+
+    def batch(self, tokens: int) -> int:
+        """Tokens of the update that begins at a token count."""
+        return piece_at(self.batch_pieces, tokens).value
+
+    def row_length(self, tokens: int) -> int:
+        """Row length of the update that begins at a token count."""
+        return piece_at(self.length_pieces, tokens).value
+
+    def shape(self, row_length: int) -> Length:
+        """The shape of a row length in use."""
+        return next(shape for shape in self.lengths if shape.length == row_length)
+
+    def spans(self) -> tuple[UpdateSpan, ...]:
+        """The updates of the line, from its first on."""
+        return update_spans(self.batch_pieces, self.length_pieces, end=self.end_tokens)
+
+    def consumer_schedules(self) -> dict[str, list[dict[str, int | None]]]:
+        """What the data line is told: `row_lengths` and `batch`, open at the end, no equal neighbours."""
+        lengths, batches = runs(self.length_pieces), runs(self.batch_pieces)
+        return {
+            "row_lengths": [{"from": p.start, "to": p.end, "length": p.value} for p in lengths],
+            "batch": [{"from": p.start, "to": p.end, "tokens": p.value} for p in batches],
+        }
+
     def dump(self) -> dict[str, Any]:
-        """JSON values with the key names and the order users see."""
-        return self.model_dump(mode="json", by_alias=True)
-
-
-def _cross_checks(config: RunConfig, where: Path) -> list[str]:
-    """Problems that one field alone does not show."""
-    found = [f"{where}: {p}" for p in problems(config.rate_pieces, "schedule")]
-    for index, piece in enumerate(config.schedule):
-        if piece.kind != "constant" and piece.end is None:
-            found.append(f"{where}: schedule[{index}].to: a {piece.kind} piece needs an end")
-    if not Path(config.data).is_absolute():
-        found.append(f"{where}: data: expected an absolute path, found {config.data!r}")
-    if config.optimizer.min_lr > config.optimizer.peak_lr:
-        found.append(f"{where}: optimizer.min_lr: must not be above peak_lr")
-    for key, beta in zip(("betas.0", "betas.1"), config.optimizer.betas, strict=True):
-        if not 0 <= beta < 1:
-            found.append(f"{where}: optimizer.{key}: expected 0 <= beta < 1, found {beta}")
-    if len(config.lengths) != 1:
-        found.append(
-            f"{where}: lengths: this version trains with one row length, found {len(config.lengths)}"
-        )
-    for shape in config.lengths:
-        if config.tokens_per_update % shape.length or config.tokens_per_update < shape.length:
-            found.append(
-                f"{where}: tokens_per_update: expected a multiple of the row length {shape.length}, "
-                f"found {config.tokens_per_update}"
-            )
-        if config.end_tokens is not None and config.end_tokens % shape.length:
-            found.append(
-                f"{where}: schedule: expected an end at a multiple of the row length {shape.length}, "
-                f"found {config.end_tokens}"
-            )
-    known = (*KEPT_KEYS, DATA_IDENTITY)
-    unknown = [key for key in config.allow_changes if key.split(".")[0] not in known]
-    found += [
-        f"{where}: allow_changes: {key!r} is not a kept setting ({', '.join(KEPT_KEYS)})" for key in unknown
-    ]
-    return found
+        """JSON values with the key names and the order users see; a row length only where one is named."""
+        value = self.model_dump(mode="json", by_alias=True)
+        for piece in value["schedule"]:
+            if piece["length"] is None:
+                del piece["length"]
+        return value
 
 
 def parse_run(value: dict[str, Any], where: Path) -> RunConfig:
@@ -225,7 +255,7 @@ def parse_run(value: dict[str, Any], where: Path) -> RunConfig:
         config = RunConfig.model_validate_json(json.dumps(value))
     except ValidationError as error:
         raise Refused(validation_problems(error, where)) from None
-    if found := _cross_checks(config, where):
+    if found := cross_checks(config, where):
         raise Refused(found)
     return config
 
@@ -242,55 +272,3 @@ def load_run(paths: LinePaths) -> RunConfig:
 def save_run(paths: LinePaths, config: RunConfig) -> None:
     """Write run.json."""
     write_json(paths.run_json, config.dump())
-
-
-def _flatten(value: Any, key: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for name, item in value.items() for k, v in _flatten(item, f"{key}.{name}").items()}
-    return {key.lstrip("."): value}
-
-
-def _kept(run: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: run.get(key) for key in KEPT_KEYS if key != "lengths"}
-    kept["lengths"] = [shape.get("length") for shape in run.get("lengths", [])]
-    return _flatten(kept)
-
-
-def check_kept(old: dict[str, Any], new: RunConfig, where: Path, *, tokens: int) -> list[str]:
-    """Compare the copy of run.json in a checkpoint at `tokens` tokens with the present one.
-
-    Returns the kept keys that changed with leave (for the record); raises Refused for the others, with old
-    and new value and the way out. A schedule may only grow at its end, and its past never changes.
-    """
-    before, after = _kept(old), _kept(new.dump())
-    changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
-    allowed = set(new.allow_changes)
-    refused = [
-        f"{where}: {key}: a line keeps this setting; the checkpoint has {before.get(key)!r}, run.json has "
-        f"{after.get(key)!r}. Restore it, or name {key!r} in allow_changes to change it on purpose"
-        for key in changed
-        if not {".".join(key.split(".")[:n]) for n in range(1, key.count(".") + 2)} & allowed
-    ]
-    refused += _schedule_problems(old.get("schedule", []), new, where, tokens)
-    if refused:
-        raise Refused(refused)
-    return changed
-
-
-def _schedule_problems(old: list[dict[str, Any]], new: RunConfig, where: Path, tokens: int) -> list[str]:
-    pieces = new.dump()["schedule"]
-    for index, piece in enumerate(old):
-        found = pieces[index] if index < len(pieces) else None
-        if found != piece and not (index == len(old) - 1 and _end_moved(piece, found, tokens)):
-            return [
-                f"{where}: schedule[{index}]: the schedule only grows at its end; "
-                f"the checkpoint has {piece}, run.json has {found}"
-            ]
-    return []
-
-
-def _end_moved(old: dict[str, Any], new: dict[str, Any] | None, tokens: int) -> bool:
-    """Whether only the end of a constant last piece differs, and lies no earlier than what is trained."""
-    if new is None or old["kind"] != "constant" or {**new, "to": None} != {**old, "to": None}:
-        return False
-    return new["to"] is None or new["to"] >= tokens

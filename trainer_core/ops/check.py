@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trainer_core.data.consumer import check_consumer, read_consumer
+from trainer_core.data.consumer import check_consumer, growth_problems, read_consumer
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import newest, read_state
-from trainer_core.line.config import RunConfig, check_kept, load_run
+from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.files import read_json
+from trainer_core.line.kept import check_kept
 from trainer_core.line.paths import DataPaths, LinePaths
+from trainer_core.line.run_checks import too_long
 
 
 def check_line(line: Path) -> list[str]:
@@ -26,11 +28,19 @@ def check_line(line: Path) -> list[str]:
     point = newest(paths)
     free = shutil.disk_usage(line).free
     return [
-        f"{paths.run_json}: valid, {config.model.name}, {config.tokens_per_update} tokens per update",
+        f"{paths.run_json}: valid, {config.model.name}, {config.batch(0)} tokens per update",
         f"{data.root}: consumer and vocabulary fit",
         f"resumes from {point.path.name} at {point.tokens} tokens" if point else "starts at update 0",
         f"{free / 1e9:.1f} GB free",
     ]
+
+
+def fit_problems(data: DataPaths, config: RunConfig) -> list[str]:
+    """What would keep the data line's cycles from feeding the line, and its model from reading their rows."""
+    found = too_long(config, config.model.config.get("rope_max_seq_len"))
+    for span in config.spans():
+        found += check_consumer(data.root, row_length=span.row_length, tokens_per_update=span.tokens)
+    return list(dict.fromkeys(found))
 
 
 def _data_problems(paths: LinePaths, data: DataPaths, config: RunConfig) -> list[str]:
@@ -51,20 +61,11 @@ def _data_problems(paths: LinePaths, data: DataPaths, config: RunConfig) -> list
             f"{data.consumer}: this data line is consumed by {consumer.line}, not by {paths.root}. If that "
             f"line was moved here for good, put its new path into {data.consumer.name} (key `line`)"
         )
-    problems += check_consumer(
-        data.root, row_length=config.lengths[0].length, tokens_per_update=config.tokens_per_update
-    )
-    for shape in config.lengths:
-        if consumer.row_length(0) != shape.length:
-            problems.append(
-                f"{paths.run_json}: lengths: {shape.length}; the data line was registered with rows of "
-                f"{consumer.row_length(0)} tokens"
-            )
-    if consumer.batch(0) != config.tokens_per_update:
-        problems.append(
-            f"{paths.run_json}: tokens_per_update: {config.tokens_per_update}; the data line was registered "
-            f"with {consumer.batch(0)}"
-        )
+    problems += fit_problems(data, config)
+    problems += [
+        f"{paths.run_json}: {problem}"
+        for problem in growth_problems(data.root, line=consumer.line, **config.consumer_schedules())
+    ]
     return problems
 
 

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_core.data.consumer import check_consumer, register_consumer
+from trainer_core.data.consumer import register_consumer
 from trainer_core.data.validation import cut_rows
 from trainer_core.errors import Refused
 from trainer_core.line.config import RunConfig, parse_run, save_run
 from trainer_core.line.files import parse_json, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.models.presets import PRESETS, Preset
+from trainer_core.ops.check import fit_problems
 
 
 def new_line(
@@ -113,16 +114,8 @@ def _register(paths: LinePaths, source: DataPaths, config: RunConfig) -> None:
 
     A record whose line never came to be gives way to the next, so a refusal in between does no harm.
     """
-    shape = config.lengths[0]
-    longest = config.model.config.get("rope_max_seq_len", shape.length)
-    problems = check_consumer(
-        source.root, row_length=shape.length, tokens_per_update=config.tokens_per_update
-    )
-    if shape.length > longest:
-        problems.append(f"lengths: {shape.length} is longer than the model's {longest} positions")
-    if problems:
+    if problems := fit_problems(source, config):
         raise Refused(problems)
-    lengths = [{"from": 0, "to": None, "length": shape.length}]
-    batch = [{"from": 0, "to": None, "tokens": config.tokens_per_update}]
-    register_consumer(source.root, line=str(paths.root.resolve()), row_lengths=lengths, batch=batch)
-    cut_rows(source.root, shape.length, config.validation.rows_per_stratum)
+    register_consumer(source.root, line=str(paths.root.resolve()), **config.consumer_schedules())
+    for shape in config.lengths:
+        cut_rows(source.root, shape.length, config.validation.rows_per_stratum)

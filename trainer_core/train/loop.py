@@ -122,7 +122,7 @@ class Loop:
         config, before = self.config, self.progress
         part = parts[before.position.part]
         count = update_rows(
-            tokens_per_update=config.tokens_per_update,
+            tokens_per_update=config.batch(before.tokens),
             row_length=part.row_length,
             tokens=before.tokens,
             end_tokens=config.end_tokens,

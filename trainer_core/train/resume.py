@@ -24,8 +24,9 @@ from trainer_core.line.checkpoints import (
     read_state,
     verify,
 )
-from trainer_core.line.config import DATA_IDENTITY, RunConfig, check_kept
+from trainer_core.line.config import RunConfig
 from trainer_core.line.events import record_event
+from trainer_core.line.kept import DATA_IDENTITY, check_kept
 from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import LinePaths
 from trainer_core.train.checkpoint import safetensors_header

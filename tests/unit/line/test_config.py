@@ -6,7 +6,8 @@ import pytest
 
 from tests.tools.run_json import run_json
 from trainer_core.errors import Refused
-from trainer_core.line.config import check_kept, load_run, parse_run, save_run
+from trainer_core.line.config import load_run, parse_run, save_run
+from trainer_core.line.kept import check_kept
 from trainer_core.line.paths import LinePaths
 
 
@@ -140,3 +141,198 @@ def test_the_format_is_json_on_disk(tmp_path):
     paths = LinePaths(tmp_path)
     save_run(paths, parse_run(good(), paths.run_json))
     assert json.loads(paths.run_json.read_text())["schedule"][0]["from"] == 0
+
+
+RAMP = [{"from": 0, "to": "4.7e9", "tokens": 262144}, {"from": 4.7e9, "to": None, "tokens": 393216}]
+
+
+def staged(**changes) -> dict:
+    """Rows of 512, then of 2048 from 6e9 tokens on; the batch grows at 4.7e9 tokens."""
+    value = run_json(
+        schedule=[
+            {"from": 0, "to": 6e9, "kind": "constant"},
+            {"from": 6e9, "to": None, "kind": "constant", "length": 2048},
+        ],
+        tokens_per_update=RAMP,
+        lengths=[{"length": 512, "rows": 32}, {"length": 2048, "rows": 8, "ac": "full"}],
+    )
+    return value | changes
+
+
+def test_a_ramp_and_stages_of_row_lengths(tmp_path):
+    paths = LinePaths(tmp_path)
+    config = parse_run(staged(), paths.run_json)
+    assert [config.batch(tokens) for tokens in (0, 4_699_999_999, 4_700_000_000, 10**12)] == [
+        262144,
+        262144,
+        393216,
+        393216,
+    ]
+    assert [config.row_length(tokens) for tokens in (0, 6 * 10**9 - 1, 6 * 10**9)] == [512, 512, 2048]
+    assert config.shape(2048).ac == "full"
+    assert config.consumer_schedules() == {
+        "row_lengths": [
+            {"from": 0, "to": 6 * 10**9, "length": 512},
+            {"from": 6 * 10**9, "to": None, "length": 2048},
+        ],
+        "batch": [
+            {"from": 0, "to": 4_700_000_000, "tokens": 262144},
+            {"from": 4_700_000_000, "to": None, "tokens": 393216},
+        ],
+    }
+    save_run(paths, config)
+    assert load_run(paths) == config
+    written = json.loads(paths.run_json.read_text())
+    assert written["tokens_per_update"][0] == {"from": 0, "to": 4_700_000_000, "tokens": 262144}
+    assert [piece.get("length") for piece in written["schedule"]] == [None, 2048]
+
+
+def test_one_open_piece_is_written_as_its_number(tmp_path):
+    one = [{"from": 0, "to": None, "tokens": 64}]
+    config = parse_run(run_json(tokens_per_update=one), tmp_path / "run.json")
+    assert config == parse_run(run_json(), tmp_path / "run.json")
+    assert config.dump()["tokens_per_update"] == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens_per_update": []}, ["tokens_per_update: expected at least one piece"]),
+        ({"tokens_per_update": 0}, ["tokens_per_update.0.tokens: Input should be greater than 0"]),
+        ({"tokens_per_update": {"from": 0}}, ["tokens_per_update: expected a token count"]),
+        (
+            {"tokens_per_update": [{"from": 1, "to": 9, "tokens": 512}, {"from": 8, "to": 8, "tokens": 512}]},
+            [
+                "tokens_per_update[0].from: the first piece begins at 0 tokens, found 1",
+                "tokens_per_update[1]: to (8) must lie after from (8)",
+                "tokens_per_update[1].from: expected 9",
+            ],
+        ),
+        (
+            {"tokens_per_update": [{"from": 0, "tokens": 2.5, "too": 1}]},
+            ["tokens_per_update.0.to:", "tokens_per_update.0.tokens: a token count", "0.too: unknown key"],
+        ),
+        # Whole rows of every length that is in force with it.
+        (
+            {"tokens_per_update": 262144 + 512},
+            ["tokens_per_update: expected a multiple of the row length 2048 in force from 6000113664"],
+        ),
+        (
+            {"tokens_per_update": [RAMP[0], {"from": 4.7e9, "to": None, "tokens": 1024}]},
+            ["expected a multiple of the row length 2048 in force from 6000000000 tokens on, found 1024"],
+        ),
+        # Every length in use has one shape, and every shape a length in use.
+        (
+            {"lengths": [{"length": 512, "rows": 32}]},
+            ["schedule[1].length: lengths has no shape for rows of 2048, only for [512]"],
+        ),
+        (
+            {
+                "lengths": [
+                    {"length": 512, "rows": 1},
+                    {"length": 2048, "rows": 1},
+                    {"length": 64, "rows": 1},
+                    {"length": 512, "rows": 2},
+                ]
+            },
+            ["lengths[3]: rows of 512 have a shape", "lengths[2]: no piece of the schedule has rows of 64"],
+        ),
+        ({"lengths": []}, ["lengths: expected the micro-batch shape"]),
+        # Pieces in which no update begins.
+        (
+            {"tokens_per_update": [RAMP[0], {"from": 4.7e9, "to": 4.7e9 + 9, "tokens": 262144}, RAMP[1]]},
+            ["tokens_per_update[2].from: expected 4700000009"],
+        ),
+        (
+            {
+                "tokens_per_update": [
+                    {"from": 0, "to": 262145, "tokens": 262144},
+                    {"from": 262145, "to": 262147, "tokens": 524288},
+                    {"from": 262147, "to": None, "tokens": 262144},
+                ]
+            },
+            ["updates of 524288 tokens are named between 262145 and 262147 tokens, where no update begins"],
+        ),
+        (
+            {
+                "schedule": [
+                    {"from": 0, "to": 1, "kind": "constant", "length": 2048},
+                    {"from": 1, "to": 2, "kind": "constant"},
+                    {"from": 2, "to": None, "kind": "constant", "length": 2048},
+                ]
+            },
+            ["schedule: rows of 512 are named between 1 and 2 tokens, where no update begins"],
+        ),
+        # The end is a row's end, counted from where these rows begin.
+        (
+            {
+                "schedule": [
+                    {"from": 0, "to": 262144 + 1, "kind": "constant"},
+                    {"from": 262145, "to": 787456, "kind": "decay", "length": 2048},
+                ],
+                "tokens_per_update": 262144 + 2048,
+            },
+            ["an end at a multiple of the row length 2048 after the 264192 tokens at which these rows begin"],
+        ),
+        ({"allow_changes": ["lengths"]}, ["allow_changes: 'lengths' is not a kept setting"]),
+    ],
+)
+def test_what_is_wrong_with_a_ramp_or_a_stage_is_all_named(tmp_path, changes, said):
+    with pytest.raises(Refused) as refused:
+        parse_run(staged(**changes), tmp_path / "run.json")
+    assert len(refused.value.problems) == len(said), refused.value.problems
+    for part, problem in zip(said, refused.value.problems, strict=True):
+        assert part in problem
+        assert str(tmp_path / "run.json") in problem
+
+
+def test_a_good_end_after_a_change_of_row_length(tmp_path):
+    schedule = [
+        {"from": 0, "to": 262144 + 1, "kind": "constant"},
+        {"from": 262145, "to": 264192 + 5 * 2048, "kind": "decay", "length": 2048},
+    ]
+    config = parse_run(staged(schedule=schedule, tokens_per_update=264192), tmp_path / "run.json")
+    assert [(span.start, span.row_length) for span in config.spans()] == [(0, 512), (264192, 2048)]
+
+
+def kept(tmp_path, old: dict, new: dict, tokens: int) -> list[str]:
+    where = tmp_path / "run.json"
+    return check_kept(parse_run(old, where).dump(), parse_run(new, where), where, tokens=tokens)
+
+
+def test_a_ramp_only_grows_after_what_is_trained(tmp_path):
+    number = staged(tokens_per_update=262144)
+    closed = [{**RAMP[0], "to": 2e9}]
+    trained = 3 * 10**9
+    assert kept(tmp_path, number, staged(), trained) == []
+    assert kept(tmp_path, staged(tokens_per_update=closed), staged(), trained) == []
+    late = [*closed, {**RAMP[1], "from": 2e9}]
+    longer = [*RAMP[:1], {**RAMP[1], "to": 5e9}, {"from": 5e9, "to": None, "tokens": 524288}]
+    assert kept(tmp_path, staged(), staged(tokens_per_update=longer), 4_900_000_000) == []
+    for old, new, tokens in (
+        (number, staged(), 4_700_000_001),
+        (staged(), number, trained),
+        (staged(), staged(tokens_per_update=[{**RAMP[0], "to": 4.8e9}, {**RAMP[1], "from": 4.8e9}]), 0),
+        (staged(), staged(tokens_per_update=longer), 5_000_000_001),
+        (staged(tokens_per_update=closed), staged(tokens_per_update=late), trained),
+    ):
+        with pytest.raises(
+            Refused, match=r"tokens_per_update\[\d\]: it only grows at its end.*allow_changes"
+        ):
+            kept(tmp_path, old, new, tokens)
+        new["allow_changes"] = ["tokens_per_update"]
+        assert kept(tmp_path, old, new, tokens) == ["tokens_per_update"]
+
+
+def test_row_lengths_grow_with_the_schedule_and_never_change_behind(tmp_path):
+    first = staged(schedule=[{"from": 0, "to": None, "kind": "constant"}], lengths=staged()["lengths"][:1])
+    named = staged(
+        schedule=[{"from": 0, "to": None, "kind": "constant", "length": 512}], lengths=first["lengths"]
+    )
+    assert kept(tmp_path, first, staged(), 6 * 10**9) == []
+    assert kept(tmp_path, first, named, 10**9) == []
+    with pytest.raises(Refused, match=r"schedule\[0\]: it only grows at its end, after the 6,000,000,001"):
+        kept(tmp_path, first, staged(), 6 * 10**9 + 1)
+    other = staged(schedule=first["schedule"], lengths=[{"length": 1024, "rows": 1}])
+    with pytest.raises(Refused, match=r"'length': 512}, run\.json has .*'length': 1024}"):
+        kept(tmp_path, first, other, 10**9)
