@@ -10,38 +10,51 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_core.data.calibration import StratumCalibration
+from trainer_core.data.calibration import StratumCalibration, files_digest
 from trainer_core.data.encode import Encoder
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.sources import SourceFile, TextRule
-from trainer_core.data.text import ReadCounts, iter_documents
+from trainer_core.data.text import ReadCounts, iter_documents, resolve_rule
 
 _SAMPLED_FIRST = 64 << 10
 _SAMPLED_PART = 64
 _BATCH = 64
 
+Reading = Callable[[SourceFile], AbstractContextManager[Path]]
+"""A pinned file as a path, for as long as the block lasts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a source is measured under."""
+
+    encoder: Encoder
+    """Its encoder."""
+    identity: str
+    """Key of the held-out decision."""
+    heldout: float
+    """Held-out fraction."""
+    seed: int
+    """Seed of the line: it chooses the file."""
+
 
 def calibrate_stratum(
-    folder: Path,
-    files: Sequence[SourceFile],
-    *,
-    rule: TextRule,
-    encoder: Encoder,
-    identity: str,
-    heldout: float,
-    seed: int,
-) -> StratumCalibration | None:
-    """Measure the first file, in seeded order, that has text to train on; None if none of them has."""
+    files: Sequence[SourceFile], reading: Reading, rule: TextRule, under: Conditions
+) -> tuple[TextRule, StratumCalibration] | None:
+    """Measure the first file, in seeded order, that has text to train on; None if none of them has.
 
-    def held(text: str) -> bool:
-        return is_held_out(text, identity=identity, fraction=heldout)
-
-    for file in seeded_files(files, seed):
-        measured = _measure(folder, file, rule, encoder, held)
-        if measured.trained_bytes:
-            return measured
+    Also returns the text rule in force, which such a file says itself where `rule` is `auto`.
+    """
+    for file in seeded_files(files, under.seed):
+        with reading(file) as path:
+            resolved = resolve_rule(path, rule)
+            measured = None if resolved is None else _measure(path, file, files, resolved, under)
+        if resolved is not None and measured is not None and measured.trained_bytes:
+            return resolved, measured
     return None
 
 
@@ -80,16 +93,16 @@ class _Sample:
 
 
 def _measure(
-    folder: Path, file: SourceFile, rule: TextRule, encoder: Encoder, held: Callable[[str], bool]
+    path: Path, file: SourceFile, files: Sequence[SourceFile], rule: TextRule, under: Conditions
 ) -> StratumCalibration:
     counts = ReadCounts()
     documents = heldout_documents = text_bytes = trained_bytes = 0
-    sample = _Sample(encoder, f"{folder / file.path} (calibration sample)")
-    for text in iter_documents(folder / file.path, rule, counts):
+    sample = _Sample(under.encoder, f"{path} (calibration sample)")
+    for text in iter_documents(path, rule, counts):
         size = len(text.encode("utf-8"))
         documents += 1
         text_bytes += size
-        if held(text):
+        if is_held_out(text, identity=under.identity, fraction=under.heldout):
             heldout_documents += 1
         else:
             trained_bytes += size
@@ -109,4 +122,5 @@ def _measure(
         sampled_tokens=sample.tokens,
         default_control_ids=sample.default_ids,
         decoded_exactly=sample.exact,
+        files_sha256=files_digest(files),
     )

@@ -83,13 +83,16 @@ class SourceCalibration:
     """By stratum."""
 
     def fits(self, other: SourceCalibration) -> bool:
-        """Whether numbers measured for one hold for the other."""
-        return (self.identity, self.encode_sha256, self.text, self.heldout) == (
-            other.identity,
-            other.encode_sha256,
-            other.text,
-            other.heldout,
-        )
+        """Whether numbers measured under one hold for the other; `auto` accepts the rule that was found."""
+        return (
+            (self.identity, self.encode_sha256, self.heldout)
+            == (other.identity, other.encode_sha256, other.heldout)
+        ) and (other.text.kind == "auto" or self.text == other.text)
+
+    def known(self, stratum: str, files: Iterable[SourceFile]) -> StratumCalibration | None:
+        """The measurement of a stratum with exactly these files."""
+        entry = self.strata.get(stratum)
+        return entry if entry is not None and entry.files_sha256 == files_digest(files) else None
 
 
 def calibration_to_json(sources: dict[str, SourceCalibration]) -> dict[str, Any]:
@@ -111,8 +114,13 @@ def calibration_to_json(sources: dict[str, SourceCalibration]) -> dict[str, Any]
 
 def load_calibration(root: Path) -> dict[str, SourceCalibration]:
     """Read D/calibration.json. Raises Refused when there is none."""
+    return read_calibration(DataPaths(root).calibration)
+
+
+def read_calibration(path: Path) -> dict[str, SourceCalibration]:
+    """Read a file of measurements."""
     return read_record(
-        DataPaths(root).calibration,
+        path,
         FORMAT,
         _from_json,
         way_out="measurements can be had from another data line, or made anew without --calibration-from",
