@@ -26,6 +26,20 @@ class FileStep:
     """Why it failed."""
 
 
+Started = Callable[[FileKey], None]
+"""Told, by any thread, that a file is really being worked on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A file that is through, for better or worse."""
+
+    key: FileKey
+    """The file."""
+    error: BaseException | None
+    """What it failed with."""
+
+
 Report = Callable[[FileStep], None]
 """Told of every step, by any thread but never by two at once. It must neither raise nor block for long."""
 

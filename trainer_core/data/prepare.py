@@ -8,15 +8,18 @@ process at a time works on a line; who comes second waits and finds finished fil
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from trainer_core.data.assemble import write_segments
 from trainer_core.data.consumer import read_consumer
 from trainer_core.data.cycle_log import log_step
+from trainer_core.data.file_steps import Report, report_nothing
+from trainer_core.data.hub_waiting import Patience, Say, say_nothing
 from trainer_core.data.manifest import (
     Manifest,
     manifest_value,
@@ -28,14 +31,18 @@ from trainer_core.data.manifest import (
 from trainer_core.data.open_files import OpenFiles
 from trainer_core.data.plan_state import PlanState
 from trainer_core.data.planner import CyclePlan, FilesNeeded, plan_cycle
+from trainer_core.data.prepare_files import Effort, FileWork
 from trainer_core.data.shards import Shard
+from trainer_core.data.source_files import SourceFiles
 from trainer_core.data.sources import load_data_line
 from trainer_core.data.state_file import current_state, write_state
 from trainer_core.data.streams import file_order
-from trainer_core.errors import DiskFull, Refused, disk_full
+from trainer_core.errors import DiskFull, Leaving, Refused, disk_full
 from trainer_core.line.files import publish
-from trainer_core.line.lock import FileLock
+from trainer_core.line.lock import Busy, FileLock
 from trainer_core.line.paths import DataPaths
+
+_LOCK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +60,34 @@ class FileRef:
 class CyclePreparer:
     """Downloads, tokenizes, publishes and deletes the cycles of one data line."""
 
-    def __init__(self, work: Path) -> None:
-        """Open the line; nothing is read from its sources yet."""
+    def __init__(
+        self,
+        work: Path,
+        *,
+        report: Report = report_nothing,
+        leaving: Event | None = None,
+        say: Say = say_nothing,
+        effort: Effort | None = None,
+        patience: Patience = Patience(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Open the line; nothing is read from its sources yet.
+
+        `report` is told of every file, `say` of waits; once `leaving` is set, work ends with Leaving.
+        """
         self.paths = DataPaths(Path(work))
         self.line = load_data_line(self.paths.root)
         self.files = OpenFiles(self.paths.root, self.line)
+        self._leaving = leaving or Event()
+        stop = Event()
+        self.files.sources = SourceFiles(self.paths, self.line, leaving=stop, say=say, patience=patience)
+        self._work = FileWork(
+            self.paths.root,
+            self.files,
+            effort=effort or Effort.of_host(),
+            report=report,
+            leaving=self._leaving,
+            stop=stop,
+        )
 
     def has_manifest(self, cycle: int) -> bool:
         """Whether the cycle is planned for good."""
@@ -79,22 +109,26 @@ class CyclePreparer:
         ]
 
     def download(self, cycle: int) -> dict[str, Any]:
-        """Compare the needed files with their hashes. Raises Refused naming every file that is wrong."""
+        """Compare the needed files of folders with their hashes, and download ahead from hubs.
+
+        Downloads no more than may lie here at once; `tokenize` gets the rest. Raises Refused naming every
+        file that is wrong.
+        """
         with self._working():
-            files = self._needed(cycle)
-            if not files and not self.has_manifest(cycle):
-                log_step(self.paths, cycle, "downloaded", files=0, bytes=0)
-            return self._fetch(cycle, files)
+            files = self._work.download(self._needed(cycle))
+            size = sum(self.files.pinned(source, path).size for source, path in files)
+            if not self.published(cycle):
+                log_step(self.paths, cycle, "downloaded", files=len(files), bytes=size)
+            return {"cycle": cycle, "files": len(files), "bytes": size}
 
     def tokenize(self, cycle: int) -> dict[str, Any]:
         """Tokenize what the cycle needs, publish it, and advance the state; done work is not repeated."""
-        with self._working():
+        with self._working() as lock:
             if not self.published(cycle):
+                self.files.on_disk()  # for what killed workers left
                 while needed := self._needed(cycle):
-                    self._fetch(cycle, needed)
                     log_step(self.paths, cycle, "tokenize_started")
-                    for source, path in needed:
-                        self.files.tokenize(source, path)
+                    self._work.tokenize(needed, lock.fd)
                 log_step(self.paths, cycle, "tokenize_started")
                 self._publish(cycle)
             state = self._state()
@@ -125,7 +159,8 @@ class CyclePreparer:
 
     def rebuild(self, cycle: int, out: Path) -> None:
         """Write a cycle's shards to a new folder from its manifest and the sources, and compare digests."""
-        with self._working():
+        with self._working() as lock:
+            self._work.tokenize(self._untokenized(cycle), lock.fd)
             self._rebuild(cycle, out)
             self._sweep(self._state())
 
@@ -162,20 +197,6 @@ class CyclePreparer:
     def _estimate(self, source: str, path: str) -> int:
         return self.line.source(source).estimated_tokens(path)
 
-    def _fetch(self, cycle: int, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        problems: list[str] = []
-        for source, path in files:
-            try:
-                self.files.sources.fetch(source, path)
-            except Refused as error:
-                problems += error.problems
-        if problems:
-            raise Refused(problems)
-        size = sum(self.files.pinned(source, path).size for source, path in files)
-        if files:
-            log_step(self.paths, cycle, "downloaded", files=len(files), bytes=size)
-        return {"cycle": cycle, "files": len(files), "bytes": size}
-
     def _publish(self, cycle: int) -> None:
         """Write the shards, then the manifest; the state follows in `tokenize`."""
         folder = self.paths.cycle(cycle)
@@ -203,9 +224,8 @@ class CyclePreparer:
             raise
 
     def _rebuild(self, cycle: int, out: Path) -> None:
+        """All files are tokenized: write the shards, which must be the recorded ones."""
         manifest = self._manifest(cycle)
-        for source, path in self._untokenized(cycle):
-            self.files.tokenize(source, path)
         shards = write_segments(
             out, manifest.segments(), manifest.streams(), self._read, self.line.token_dtype
         )
@@ -227,7 +247,9 @@ class CyclePreparer:
         return shard
 
     def _sweep(self, state: PlanState) -> None:
-        """Delete tokenized files of which no document is left to train, and leftovers of killed processes."""
+        """Delete files of which no document is left to train, raw ones, and leftovers of killed processes."""
+        for source, path in self.files.sources.held():
+            self.files.sources.discard(source, path)
         for source, path in self.files.on_disk():
             if self._used_up(state, source, path):
                 self.files.forget(source, path)
@@ -248,15 +270,23 @@ class CyclePreparer:
         return path in opened and all(file.path != path for file in stratum.open)
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Hold the line's lock; a full disk becomes DiskFull."""
-        with FileLock.acquire_waiting(self.paths.lock, role="prepare"):
+    def _working(self) -> Iterator[FileLock]:
+        """Hold the line's lock, waiting for it; a full disk becomes DiskFull."""
+        with self._locked() as lock:
             try:
-                yield
+                yield lock
             except OSError as error:
                 if disk_full(error):
                     raise DiskFull(f"{self.paths.root}: no space left; free space and start again") from error
                 raise
+
+    def _locked(self) -> FileLock:
+        while True:
+            try:
+                return FileLock.acquire(self.paths.lock, role="prepare")
+            except Busy as busy:
+                if self._leaving.wait(_LOCK_SECONDS):
+                    raise Leaving(f"left while waiting for the data line: {busy}") from None
 
     def _summary(self, manifest: Manifest) -> dict[str, Any]:
         shards = [shard for records in manifest.shards() for shard in records]
