@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trainer_core.data.consumer import Consumer, ConsumerPiece, register_consumer
 from trainer_core.data.encode import Encoder, tokenizer_facts
 from trainer_core.data.folder import list_folder, pin_files
+from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.sources import (
     DataLine,
     Piece,
@@ -78,6 +79,16 @@ def one_consumer(*, row_length: int, tokens_per_update: int) -> Consumer:
         row_lengths=(ConsumerPiece(start=0, end=None, value=row_length),),
         batches=(ConsumerPiece(start=0, end=None, value=tokens_per_update),),
     )
+
+
+def schedules(*, lengths: Sequence[tuple[int, int]], batches: Sequence[tuple[int, int]]) -> Consumer:
+    """A consumer whose values are (first token, value), each in force until the next."""
+
+    def pieces(values: Sequence[tuple[int, int]]) -> tuple[ConsumerPiece, ...]:
+        ends = [start for start, _ in values[1:]] + [None]
+        return tuple(ConsumerPiece(start=s, end=e, value=v) for (s, v), e in zip(values, ends, strict=True))
+
+    return Consumer(line="/lines/trunk", row_lengths=pieces(lengths), batches=pieces(batches))
 
 
 class KnownCounts:
@@ -224,6 +235,19 @@ def register(work: Path) -> None:
         row_lengths=[{"from": 0, "to": None, "length": ROW_LENGTH}],
         batch=[{"from": 0, "to": None, "tokens": UPDATE_TOKENS}],
     )
+
+
+def two_part_line(root: Path) -> Path:
+    """A data line whose cycle 0 is published: 64 rows of 16, then 28 of 32."""
+    work = disk_line(root, segments=4, consumer=False)
+    register_consumer(
+        work,
+        line="/lines/trunk",
+        row_lengths=[{"from": 0, "to": 1000, "length": 16}, {"from": 1000, "to": None, "length": 32}],
+        batch=[{"from": 0, "to": None, "tokens": 128}],
+    )
+    CyclePreparer(work).tokenize(0)
+    return work
 
 
 def published_bytes(work: Path) -> dict[str, bytes]:

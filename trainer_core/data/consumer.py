@@ -55,13 +55,14 @@ class Consumer:
         """Row length in force."""
         return piece_at(self.row_lengths, tokens).value
 
-    def row_length_end(self, tokens: int) -> int | None:
-        """Token count at which the row length in force ends, or None."""
-        return piece_at(self.row_lengths, tokens).end
-
     def batch(self, tokens: int) -> int:
         """Tokens per update of the update that starts at a token count."""
         return piece_at(self.batches, tokens).value
+
+    def next_change(self, tokens: int) -> int | None:
+        """First token count behind `tokens` at which either may be another, or None."""
+        starts = (piece.start for piece in (*self.row_lengths, *self.batches))
+        return min((start for start in starts if start > tokens), default=None)
 
 
 def check_consumer(data_root: Path, *, row_length: int, tokens_per_update: int) -> list[str]:
@@ -207,17 +208,23 @@ def _growth_problems(paths: DataPaths, old: Consumer, new: Consumer) -> list[str
         if not _grown(before, after, planned):
             found.append(
                 f"{paths.consumer}: {key} may only grow at its end and after the {planned:,} tokens that are "
-                f"planned; recorded {[_shown(p) for p in before]}, found {[_shown(p) for p in after]}"
+                f"planned; recorded {[_shown(p) for p in before]}, found {[_shown(p) for p in after]}; keep "
+                f"{before[-1].value} up to {planned:,} tokens and begin another value there or later"
             )
     return found
 
 
 def _grown(before: Sequence[ConsumerPiece], after: Sequence[ConsumerPiece], planned: int) -> bool:
-    """Whether all values below `planned` and all closed pieces are kept."""
+    """Whether all values below `planned` and all closed pieces are kept.
+
+    Cycles may be planned past the end of a closed schedule, where its last value stays in force.
+    """
     if tuple(after[: len(before) - 1]) != tuple(before[:-1]) or len(after) < len(before):
         return False
     old, new = before[-1], after[len(before) - 1]
     if (old.start, old.value) != (new.start, new.value):
+        return False
+    if any(piece.start < planned and piece.value != old.value for piece in after[len(before) :]):
         return False
     return new.end == old.end or (old.end is None and new.end is not None and new.end >= planned)
 

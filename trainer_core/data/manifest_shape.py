@@ -79,6 +79,13 @@ class ManifestShape(_Record):
                 raise ValueError(f"part {index}: its segments do not begin at rising rows from 0 on")
             if sum(sum(segment.rows.values()) for segment in segments) != part.num_rows:
                 raise ValueError(f"part {index}: its segments do not hold its {part.num_rows} rows")
+        for before, part in pairwise(self.parts):
+            rows, tokens = before.num_rows, before.num_rows * before.row_length
+            if (part.order_start, part.start_token) != (
+                before.order_start + rows,
+                before.start_token + tokens,
+            ):
+                raise ValueError("its parts do not follow each other")
         if [s.part for s in self.segments] != sorted(s.part for s in self.segments):
             raise ValueError("segments do not follow the order of the parts")
         for index, segment in enumerate(self.segments):

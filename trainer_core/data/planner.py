@@ -1,7 +1,7 @@
 """The plan of a cycle: a pure function of the data line, its consumer, the state before and token counts.
 
-A plan says how many rows of which length come in which order (whole updates only), which documents make up
-each source's stream, and where the planner stands afterwards.
+A plan says how many rows of which length come in which order (whole updates only, one part per row length),
+which documents make up each source's stream, and where the planner stands afterwards.
 
 Nothing here reads or writes a file: the same inputs give the same plan on every machine.
 """
@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer_core.data.parts import PartRows, cycle_parts, spread_segments
 from trainer_core.data.plan_state import PlanState
 from trainer_core.data.row_order import PartOrder, part_order, segment_bounds
 from trainer_core.data.sources import DataLine, Piece
@@ -24,17 +28,9 @@ if TYPE_CHECKING:  # the consumer's record asks the state how much is planned
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartPlan:
-    """A part of a cycle: rows of one length."""
+class PartPlan(PartRows):
+    """A part of a cycle: rows of one length, and their order."""
 
-    row_length: int
-    """Targets per row."""
-    num_rows: int
-    """Rows, a whole number of updates."""
-    updates: int
-    """Updates they make."""
-    start_token: int
-    """Tokens trained by the line before the part."""
     order_start: int
     """Rows of the piece's source sequence before the part."""
     order: PartOrder
@@ -73,43 +69,27 @@ def plan_parts(line: DataLine, consumer: Consumer, state: PlanState) -> tuple[Pa
     cycle = state.next_cycle
     index, piece = _piece(line, cycle)
     position = state.order_position if index == state.piece else 0
-    length = consumer.row_length(state.start_token)
-    end = consumer.row_length_end(state.start_token)
-    if end is not None and end < state.start_token + line.cycle_tokens:
-        raise Refused(
-            f"cycle {cycle}: the row length changes at {end:,} tokens, inside the cycle; "
-            "this version needs a change at a cycle's first token"
-        )
-    rows = updates = 0
-    while True:
-        step = consumer.batch(state.start_token + rows * length) // length
-        if step < 1 or (rows + step) * length > line.cycle_tokens:
-            break
-        rows, updates = rows + step, updates + 1
-    if not updates:
+    parts = cycle_parts(consumer, state.start_token, line.cycle_tokens)
+    if not parts:
         raise Refused(
             f"cycle {cycle}: {line.cycle_tokens:,} tokens hold no whole update of "
-            f"{consumer.batch(state.start_token):,} tokens in rows of {length:,}; make a data line with "
-            "larger cycles or a training line with smaller updates"
+            f"{consumer.batch(state.start_token):,} tokens in rows of "
+            f"{consumer.row_length(state.start_token):,}; make a data line with larger cycles or a training "
+            "line with smaller updates"
         )
-    order = part_order(
-        piece,
-        seed=line.seed,
-        cycle=cycle,
-        part=0,
-        order_start=position,
-        bounds=segment_bounds(rows, line.segments),
-    )
-    return (
-        PartPlan(
-            row_length=length,
-            num_rows=rows,
-            updates=updates,
-            start_token=state.start_token,
+    planned = []
+    for number, (part, segments) in enumerate(zip(parts, spread_segments(parts, line.segments), strict=True)):
+        order = part_order(
+            piece,
+            seed=line.seed,
+            cycle=cycle,
+            part=number,
             order_start=position,
-            order=order,
-        ),
-    )
+            bounds=segment_bounds(part.num_rows, segments),
+        )
+        planned.append(PartPlan(**vars(part), order_start=position, order=order))
+        position += part.num_rows
+    return tuple(planned)
 
 
 def plan_cycle(
@@ -121,11 +101,10 @@ def plan_cycle(
     sources: dict[str, SourcePlan] = {}
     after = dict(state.sources)
     missing: list[tuple[str, str]] = []
-    for name in parts[0].order.names:
+    trained = _segment_tokens(parts).T.tolist()
+    for name, segment_ends in zip(parts[0].order.names, trained, strict=True):
         try:
-            planned = plan_stream(
-                line, line.source(name), state, _segment_tokens(parts, name), counts, estimate
-            )
+            planned = plan_stream(line, line.source(name), state, segment_ends, counts, estimate)
         except Untokenized as wanted:
             missing += [(name, path) for path in wanted.paths]
             continue
@@ -142,7 +121,7 @@ def plan_cycle(
         before=state,
         after=PlanState(
             next_cycle=state.next_cycle + 1,
-            start_token=last.start_token + last.num_rows * last.row_length,
+            start_token=last.start_token + last.tokens,
             piece=index,
             order_position=last.order_start + last.num_rows,
             sources=after,
@@ -155,11 +134,6 @@ def _piece(line: DataLine, cycle: int) -> tuple[int, Piece]:
     return line.pieces.index(piece), piece
 
 
-def _segment_tokens(parts: Sequence[PartPlan], name: str) -> list[int]:
-    """Tokens that the source's rows train up to the end of each segment of the cycle."""
-    total, ends = 0, []
-    for part in parts:
-        for segment in range(len(part.order.bounds) - 1):
-            total += part.order.segment_rows(segment).get(name, 0) * part.row_length
-            ends.append(total)
-    return ends
+def _segment_tokens(parts: Sequence[PartPlan]) -> NDArray[np.int64]:
+    """Tokens that each source's rows train up to the end of each segment of the cycle."""
+    return np.cumsum(np.concatenate([part.order.counts * part.row_length for part in parts]), axis=0)

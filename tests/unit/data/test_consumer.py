@@ -36,7 +36,7 @@ def test_round_trip_and_repetition(tmp_path: Path) -> None:
     consumer = read_consumer(tmp_path)
     assert (consumer.row_length(10**12), consumer.batch(0)) == (128, 1024)
     assert consumer.line == str(tmp_path / "a")
-    assert consumer.row_length_end(0) is None
+    assert consumer.next_change(0) is None
 
 
 def test_nobody_registered_names_the_command(tmp_path: Path) -> None:
@@ -152,6 +152,23 @@ def test_schedules_grow_only_after_what_is_planned(tmp_path: Path) -> None:
         assert str(refused.value) == problem
     assert growth_problems(work, line=work / "a", row_lengths=LENGTHS_16, batch=grown) == []
     assert read_consumer(work) == consumer
+
+
+def test_behind_a_closed_schedule_the_last_value_holds_for_what_is_planned(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, consumer=False)
+    closed: list[dict[str, int | None]] = [{"from": 0, "to": 500, "tokens": 256}]
+    put(work, row_lengths=LENGTHS_16, batch=closed)
+    CyclePreparer(work).tokenize(0)  # 1,792 tokens, seven updates
+    early = [*closed, {"from": 500, "to": None, "tokens": 512}]
+    with pytest.raises(Refused, match="keep 256 up to 1,792 tokens"):
+        put(work, row_lengths=LENGTHS_16, batch=early)
+    late = [
+        *closed,
+        {"from": 500, "to": 1792, "tokens": 256},
+        {"from": 1792, "to": None, "tokens": 64},
+    ]
+    put(work, row_lengths=LENGTHS_16, batch=late)
+    assert read_consumer(work).batch(1792) == 64
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:

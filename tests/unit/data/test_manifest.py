@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.tiny_data import disk_line
+from tests.tools.tiny_data import disk_line, two_part_line
 from trainer_core.data.manifest import read_cycle_manifest, read_manifest, write_manifest
 from trainer_core.data.manifest_shape import ManifestShape
 from trainer_core.data.plan_state import PlanState
@@ -119,3 +119,20 @@ def test_any_damaged_key_is_refused_by_file_and_key(work: Path, tmp_path: Path) 
     write_manifest(path, {**good, "state_after": {**after, "digest": "0"}})
     with pytest.raises(Refused, match="state_after: the digest"):
         read_manifest(path)
+
+
+def test_a_cycle_of_two_row_lengths_has_two_parts_that_follow_each_other(tmp_path: Path) -> None:
+    work = two_part_line(tmp_path)
+    manifest = read_manifest(DataPaths(work).manifest(0))
+    one, two = manifest.parts
+    assert (one["row_length"], one["num_rows"], one["updates"]) == (16, 64, 8)
+    assert (two["row_length"], two["num_rows"], two["updates"]) == (32, 28, 7)
+    assert (two["start_token"], two["order_start"]) == (1024, 64)
+    segments = manifest.value["segments"]
+    assert [segment["part"] for segment in segments] == [0, 0, 1, 1]
+    path = tmp_path / "m.json"
+    for key in ("start_token", "order_start"):
+        write_manifest(path, {**manifest.value, "parts": [one, {**two, key: two[key] + 1}]})
+        with pytest.raises(Refused, match="parts do not follow each other"):
+            read_manifest(path)
+    assert [manifest.order(part).digest() for part in (0, 1)] == [one["order_digest"], two["order_digest"]]

@@ -6,8 +6,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.tools.tiny_data import KnownCounts, Lengths, one_consumer, planned_line, random_lengths
+from tests.tools.tiny_data import (
+    KnownCounts,
+    Lengths,
+    one_consumer,
+    planned_line,
+    random_lengths,
+    schedules,
+)
 from trainer_core.data.consumer import Consumer, ConsumerPiece
+from trainer_core.data.order import quota_sequence
 from trainer_core.data.plan_state import DocRange, PlanState
 from trainer_core.data.planner import CyclePlan, FilesNeeded, plan_cycle
 from trainer_core.data.sources import DataLine
@@ -48,18 +56,28 @@ def stream_of(source: str, plan: CyclePlan, counts: KnownCounts) -> list[tuple[s
 
 
 CASES = pytest.mark.parametrize("seed,segments", [(1, 1), (2, 3), (3, 7)])
+CONSUMERS = (
+    one_consumer(row_length=16, tokens_per_update=128),
+    # Three parts in cycle 0, two in cycle 2.
+    schedules(lengths=[(0, 16), (1000, 64), (2000, 8), (7000, 32)], batches=[(0, 128), (2500, 192)]),
+)
+
+
+def trained_tokens(plan: CyclePlan, source: str) -> int:
+    return sum(part.order.rows().get(source, 0) * part.row_length for part in plan.parts)
 
 
 @CASES
-def test_every_token_is_a_target_exactly_once(seed: int, segments: int) -> None:
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_every_token_is_a_target_exactly_once(seed: int, segments: int, consumer: Consumer) -> None:
     line, counts, _ = small_case(seed, segments)
-    plans = plan_cycles(line, counts, one_consumer(row_length=16, tokens_per_update=128))
+    plans = plan_cycles(line, counts, consumer)
     for source in ("s0", "s1"):
         targets: list[tuple[str, int]] = []
         context = []
         for plan in plans:
             stream = stream_of(source, plan, counts)
-            trained = plan.parts[0].order.rows()[source] * 16
+            trained = trained_tokens(plan, source)
             context.append(stream[0])
             targets += stream[1 : trained + 1]
             rest = [t for docs in plan.sources[source].head_out for t in tokens_of(source, docs, counts)]
@@ -144,6 +162,20 @@ def test_rows_are_whole_updates_and_the_order_runs_on_over_cycles() -> None:
     sequence = np.concatenate([plan.parts[0].order.sequence for plan in plans])
     rows = np.bincount(sequence)
     assert abs(rows[0] - len(sequence) * 3 / 5) < 1
+
+
+def test_the_order_runs_on_over_parts_and_segments_follow_their_tokens() -> None:
+    line, counts, _ = small_case(segments=6)
+    plans = plan_cycles(line, counts, CONSUMERS[1])
+    assert [[part.row_length for part in plan.parts] for plan in plans[:3]] == [[16, 64, 8], [8], [8, 32]]
+    parts = [part for plan in plans for part in plan.parts]
+    for before, part in pairwise(parts):
+        assert part.order_start == before.order_start + before.num_rows
+        assert part.start_token == before.start_token + before.tokens
+    whole = quota_sequence([3, 2], 0, sum(part.num_rows for part in parts))
+    assert np.concatenate([part.order.sequence for part in parts]).tolist() == whole.tolist()
+    assert [len(part.order.bounds) - 1 for part in plans[0].parts] == [2, 2, 2]
+    assert len(plans[0].sources["s0"].pieces) == 6
 
 
 def test_a_growing_batch_is_read_at_each_update() -> None:
@@ -247,13 +279,3 @@ def test_what_cannot_be_planned_is_refused_by_name() -> None:
     line, counts, _ = small_case()
     with pytest.raises(Refused, match="no whole update of 4,096 tokens"):
         plan_cycles(line, counts, one_consumer(row_length=16, tokens_per_update=4096))
-    changing = Consumer(
-        line="/l",
-        row_lengths=(
-            ConsumerPiece(start=0, end=1000, value=16),
-            ConsumerPiece(start=1000, end=None, value=32),
-        ),
-        batches=(ConsumerPiece(start=0, end=None, value=128),),
-    )
-    with pytest.raises(Refused, match="row length changes at 1,000 tokens"):
-        plan_cycles(line, counts, changing)
