@@ -66,8 +66,8 @@ class Answers(BaseHTTPRequestHandler):
 
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length) if length else b""
-        path = unquote(urlparse(self.path).path)
-        key = f"{self.command} {path}"
+        path = urlparse(self.path).path
+        key = f"{self.command} {unquote(path)}"
         self._action = self.hub.action(key)
         self.hub.note(
             Request(
@@ -129,7 +129,8 @@ class Answers(BaseHTTPRequestHandler):
                 elif repo.token and route is not _NETWORK and not self._has(repo.token):
                     self._refuse_terms()
                 else:
-                    answer(repo, *found.groups(), **({"body": body} if route is _API else {}))
+                    names = [part and unquote(part) for part in found.groups()]
+                    answer(repo, *names, **({"body": body} if route is _API else {}))
                 return
         self._send(404, b"{}")
 
@@ -222,28 +223,27 @@ class Answers(BaseHTTPRequestHandler):
                 return
             headers = headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
             code, body = 206, data[first : last + 1]
-        name, _, rest = self._action.partition(":")
-        if name in ("cut", "stall-after") and self.command == "GET":
-            sent, _, seconds = rest.partition(":")
-            self._send(code, body[: int(sent)], headers, length=len(body))
-            self.wfile.flush()
-            if seconds:
-                self.hub.stopping.wait(float(seconds))
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
         self._send(code, body, headers)
 
     def _send_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def _send(
-        self, code: int, body: bytes, headers: dict[str, str] | None = None, *, length: int | None = None
-    ) -> None:
+    def _send(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(code)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
+        name, _, rest = self._action.partition(":")
+        if self.command == "HEAD":
+            return
+        if name not in ("cut", "stall-after"):
             self.wfile.write(body)
+            return
+        sent, _, seconds = rest.partition(":")
+        self.wfile.write(body[: int(sent)])
+        self.wfile.flush()
+        if seconds:
+            self.hub.stopping.wait(float(seconds))
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)

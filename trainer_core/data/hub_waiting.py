@@ -41,7 +41,7 @@ class Patience:
     """Downloads that may end with other bytes than the pinned ones before the file is refused."""
 
 
-_waiting: dict[Path, set[int]] = {}
+_waiting: dict[Path, set[Wait]] = {}
 _lock = threading.Lock()
 
 
@@ -60,6 +60,15 @@ class Wait:
         self._since = 0.0
         self._announced = False
 
+    def __enter__(self) -> Wait:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nobody waits any more, for whatever reason."""
+        if self._announced and self._events is not None:
+            with _lock:
+                _waiting[self._events].discard(self)
+
     def check_leaving(self) -> None:
         """Raises Leaving when the process was asked to end."""
         if self._leaving.is_set():
@@ -67,11 +76,10 @@ class Wait:
 
     def after(self, reason: str, *, retry_after: float | None = None, progress: bool = False) -> None:
         """Wait after a failure. `progress`: bytes came before it, so the waits start over."""
-        now = time.monotonic()
         if progress:
-            self._failures = 0
-        if not self._since or progress:
-            self._since = now
+            self.over()
+        now = time.monotonic()
+        self._since = self._since or now
         seconds = self._seconds(retry_after)
         self._failures += 1
         self._say(f"{self._what}: {reason}; tried again in {seconds:.0f} s")
@@ -85,23 +93,25 @@ class Wait:
             self.check_leaving()
 
     def over(self) -> None:
-        """The transfer is through."""
-        if not self._announced or self._events is None:
+        """The hub answers; a later failure begins a new wait."""
+        announced, self._announced = self._announced, False
+        seconds, self._since, self._failures = time.monotonic() - self._since, 0.0, 0
+        if not announced:
+            return
+        message = f"{self._what}: the hub answers again, after {seconds:.0f} s"
+        self._say(message)
+        if self._events is None:
             return
         with _lock:
             others = _waiting[self._events]
-            others.discard(id(self))
+            others.discard(self)
             if not others:
-                seconds = time.monotonic() - self._since
-                message = f"{self._what}: the hub answers again, after {seconds:.0f} s"
-                self._say(message)
                 record_event(self._events, "hub_back", message, seconds=round(seconds, 3))
 
-    def end(self) -> None:
-        """Nobody waits any more, for whatever reason."""
-        if self._announced and self._events is not None:
-            with _lock:
-                _waiting[self._events].discard(id(self))
+    def pause(self, seconds: float) -> None:
+        """Wait for something else than the hub."""
+        self._leaving.wait(seconds)
+        self.check_leaving()
 
     def _seconds(self, retry_after: float | None) -> float:
         patience = self._patience
@@ -120,4 +130,4 @@ class Wait:
             others = _waiting.setdefault(self._events, set())
             if not others:
                 record_event(self._events, "hub_waiting", message, reason=reason)
-            others.add(id(self))
+            others.add(self)
