@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-BLOCK = 1024
-"""Elements of a norm block; each parameter starts on one."""
+from trainer_core.kernels.grad_norm import BLOCK, Segments
 
 TOTAL_MULTIPLE = BLOCK * 8
 """The total is padded to this, so that up to 8 ranks can own equal shares of whole blocks."""
@@ -142,6 +141,15 @@ class Layout:
     def labels(self) -> tuple[str, ...]:
         """Layer labels in the order of first appearance."""
         return tuple(dict.fromkeys(segment.label for segment in self.segments))
+
+    @property
+    def norm_segments(self) -> Segments:
+        """The segments in blocks of the norm, with the index of their label in `labels`."""
+        number = {label: i for i, label in enumerate(self.labels)}
+        return Segments(
+            bounds=tuple((s.start // BLOCK, s.end // BLOCK) for s in self.segments),
+            labels=tuple(number[s.label] for s in self.segments),
+        )
 
     @property
     def num_parameters(self) -> int:

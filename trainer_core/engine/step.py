@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_core.engine import adamw
 from trainer_core.engine.backends.protocol import GraphBackend
 from trainer_core.engine.flat import FlatState
-from trainer_core.engine.norm import norms
+from trainer_core.kernels import adamw, grad_norm
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]] | Tensor
@@ -93,8 +92,16 @@ class Step:
         num_groups, num_labels = len(state.layout.groups), len(state.layout.labels)
         self._scalars = self._static(_GROUPS + 2 * num_groups)
         self._loss_sum, self._eval_sum = self._static(1), self._static(1)
-        self._clip, self._norms = self._static(1), self._static(1 + num_labels)
-        self._ok = torch.ones(1, device=state.device, dtype=torch.bool)
+        self._grad_norm = grad_norm.choose(state.layout.norm_segments, state.device)
+        self._norm_state = grad_norm.NormState(
+            max_norm=self._scalars[_CLIP],
+            betas=self._scalars[_BETA1 : _BETA2 + 1],
+            norms=self._static(1 + num_labels),
+            ok=torch.ones(1, device=state.device, dtype=torch.bool),
+            clip=self._static(1),
+            products=state.beta_products,
+            counters=state.counters,
+        )
 
     def update(self, micro_batches: Sequence[Rows], scalars: UpdateScalars) -> UpdateResult:
         """Trains on the micro-batches of one update, in their order."""
@@ -164,18 +171,7 @@ class Step:
 
     @torch.no_grad()
     def _norm(self) -> None:
-        state = self._state
-        total, labels = norms(state.G, state.layout)
-        ok = torch.isfinite(total)
-        self._norms[0] = total
-        self._norms[1:] = labels
-        self._ok.copy_(ok)
-        self._clip.copy_((self._scalars[_CLIP] / (total + 1e-6)).clamp(max=1.0))
-        betas = self._scalars[_BETA1 : _BETA2 + 1]
-        state.beta_products.copy_(torch.where(ok, state.beta_products * betas, state.beta_products))
-        applied, skipped, run = state.counters.unbind()
-        counters = torch.stack([applied + ok, skipped + ~ok, torch.where(ok, 0, run + 1)])
-        state.counters.copy_(counters)
+        self._grad_norm(self._state.G, self._norm_state)
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -189,19 +185,19 @@ class Step:
                 beta1=block[_BETA1],
                 beta2=block[_BETA2],
                 eps=block[_EPS],
-                clip=self._clip[0],
+                clip=self._norm_state.clip[0],
                 products=state.beta_products,
                 applied=state.counters[0],
-                ok=self._ok[0],
+                ok=self._norm_state.ok[0],
             )
             self._optimizer(buffers, coefficients)
 
     def _result(self, count: int) -> UpdateResult:
-        total, *labels = self._norms.tolist()
+        total, *labels = self._norm_state.norms.tolist()
         return UpdateResult(
             loss=float(self._loss_sum) / count,
             num_targets=count,
             grad_norm=total,
             norms=dict(zip(self._state.layout.labels, labels, strict=True)),
-            skipped=not bool(self._ok),
+            skipped=not bool(self._norm_state.ok),
         )

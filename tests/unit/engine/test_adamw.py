@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.unit.engine.toys import Recorded, recorded_gradients, recorded_step, rows_of
-from trainer_core.engine import adamw
 from trainer_core.engine.step import UpdateScalars
+from trainer_core.kernels import adamw
 
 IMPLEMENTATIONS = [adamw.update_reference, adamw.update_cpu]
 pytestmark = pytest.mark.parametrize("optimizer", IMPLEMENTATIONS, ids=["reference", "cpu"])

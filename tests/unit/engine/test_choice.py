@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer_core.engine import adamw
+from trainer_core.kernels import adamw
 
 
 def test_the_fused_loop_serves_the_cpu_alone() -> None:

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from trainer_core.engine.layout import Layout, ParamGroup
-from trainer_core.engine.norm import norms
+from trainer_core.kernels.grad_norm import reference
+
+
+def norms(G: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    total, *labels = reference.norms(reference.block_squares(G), layout.norm_segments)
+    return total, torch.stack(labels)
 
 
 def _layout(sizes: dict[str, int]) -> Layout:

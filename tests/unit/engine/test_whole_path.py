@@ -8,8 +8,8 @@ import torch
 
 from tests.unit.engine.plain_llama import PlainLlama
 from tests.unit.engine.toys import nano_step, token_rows
-from trainer_core.engine import adamw
 from trainer_core.engine.step import UpdateScalars
+from trainer_core.kernels import adamw
 from trainer_core.models.registry import build
 
 UPDATES = 20
