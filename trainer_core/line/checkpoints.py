@@ -44,7 +44,7 @@ class CheckpointInfo:
     row: int
     """Row within the part."""
     kept: str | None
-    """Why it is kept for good (`start`, `cycle-end`, `end`), or None for a rolling one."""
+    """Why it is kept for good (`start`, `cycle-end`, `length-change`, `end`), or None for a rolling one."""
     bytes: int
     """Size of its files."""
 

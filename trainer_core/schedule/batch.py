@@ -44,6 +44,18 @@ def update_spans(
     return tuple(spans)
 
 
+def whole_updates(spans: Sequence[UpdateSpan], row_length: int, start: int, end: int) -> bool:
+    """Whether rows of a length between two token counts are whole updates, as the spans have them there."""
+    inside = [span for span in spans if span.start < end and (span.end is None or start < span.end)]
+    borders = [
+        (at - span.start) % span.tokens
+        for span in inside
+        for at in (start, end)
+        if span.start <= at and (span.end is None or at <= span.end)
+    ]
+    return not any(borders) and all(span.row_length == row_length for span in inside)
+
+
 def update_rows(
     *, tokens_per_update: int, row_length: int, tokens: int, end_tokens: int | None, rows_left_in_part: int
 ) -> int:

@@ -1,30 +1,30 @@
 """The training loop: update by update through the cycles of a row source, until the end or a reason to stop.
 
 Reads top to bottom: `run` goes from cycle to cycle, `_train_cycle` from update to update, `_boundary` does
-what is due between two updates. It talks only through the line directory; nothing here knows of Prefect.
+what is due between two updates. An update lies in one part of a cycle: it has one row length, and trains in
+the shape of that length. It talks only through the line directory; nothing here knows of Prefect.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_core.data.row_source import Part, RowBatch, RowSource, ValidationRows
-from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
+from trainer_core.data.row_source import Part, RowSource, ValidationRows
+from trainer_core.engine.step import Step, UpdateResult
 from trainer_core.errors import NoData, NonFinite, Refused
-from trainer_core.line.config import Length, RunConfig
+from trainer_core.line.config import RunConfig
 from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
-from trainer_core.schedule.batch import update_rows
-from trainer_core.schedule.rates import learning_rate, weight_decay
+from trainer_core.schedule.batch import update_rows, whole_updates
 from trainer_core.telemetry.goodput import Stopwatch
 from trainer_core.telemetry.heartbeat import Heartbeat, Stage
 from trainer_core.train.control import Control, StopReason
 from trainer_core.train.progress import Progress
+from trainer_core.train.readings import finite, update_row, update_scalars
 from trainer_core.train.saving import Saver
 from trainer_core.train.validate import validate
 
@@ -72,12 +72,11 @@ class Loop:
     """Where lines for people go (run.log)."""
 
     def __post_init__(self) -> None:
-        self._shape: Length = self.config.lengths[0]
         self._watch = Stopwatch()
-        self._validation: ValidationRows = self.rows.validation(
-            self._shape.length, self.progress.position.cycle
-        )
         self._cycle: tuple[int, tuple[Part, ...]] | None = None
+        self._validation: tuple[tuple[int, int], ValidationRows] | None = None
+        # What is wrong with these rows is known before anything is trained.
+        self._validation_rows(self.config.row_length(self.progress.tokens), self.progress.position.cycle)
 
     @property
     def finished(self) -> bool:
@@ -107,18 +106,30 @@ class Loop:
         """Train the rest of the current cycle, or up to the schedule's end."""
         cycle = self.progress.position.cycle
         parts = self._parts(cycle)
+        self._check_plan(cycle, parts)
+        while self.progress.position.cycle == cycle and not self.finished:
+            self._boundary(self._update(parts))
+
+    def _check_plan(self, cycle: int, parts: tuple[Part, ...]) -> None:
+        """Whether the cycle was planned for this line. Raises Refused when not."""
         if self.progress.expected_tokens(parts) != self.progress.tokens:
             raise Refused(
                 f"{self.config.data}: cycle {cycle}: the manifest puts this position at "
                 f"{self.progress.expected_tokens(parts)} tokens, the line is at {self.progress.tokens}; "
                 "this data line was planned for another history"
             )
-        while self.progress.position.cycle == cycle and not self.finished:
-            self._update(parts)
-            self._boundary()
+        spans = self.config.spans()
+        for part in parts:
+            end = part.start_token + part.num_rows * part.row_length
+            if not whole_updates(spans, part.row_length, part.start_token, end):
+                raise Refused(
+                    f"{self.config.data}: cycle {cycle}: its rows of {part.row_length} from "
+                    f"{part.start_token} to {end} tokens are not whole updates by {self.paths.run_json}; put "
+                    "back the schedule and tokens_per_update that the cycle was planned by"
+                )
 
-    def _update(self, parts: tuple[Part, ...]) -> None:
-        """One optimizer update and its ledger row."""
+    def _update(self, parts: tuple[Part, ...]) -> Part:
+        """One optimizer update and its ledger row; returns the part it lies in."""
         config, before = self.config, self.progress
         part = parts[before.position.part]
         count = update_rows(
@@ -133,62 +144,24 @@ class Loop:
         with self._watch.cause("data"):
             batch = self.rows.rows(before.position, count)
         after = before.after_rows(count, parts)
-        scalars = self._scalars(before, after)
+        scalars = update_scalars(self.config, before, after)
         with self._watch.cause("train"):
-            size = self._shape.rows
-            micro = [batch.ids[start : start + size] for start in range(0, count, size)]
+            shape = self.config.shape(part.row_length)
+            micro = [batch.ids[start : start + shape.rows] for start in range(0, count, shape.rows)]
             result = self.step.update(micro, scalars)
         self.progress = after
-        self._record(before, batch, scalars, result)
+        self._record(before, result, batch=batch, scalars=scalars, shape=shape)
+        return part
 
-    def _scalars(self, before: Progress, after: Progress) -> UpdateScalars:
-        """Rate and decay are read at the update's end token."""
-        optimizer = self.config.optimizer
-        return UpdateScalars(
-            lr=learning_rate(
-                self.config.rate_pieces,
-                after.tokens,
-                peak_lr=optimizer.peak_lr,
-                min_lr=optimizer.min_lr,
-            ),
-            weight_decay=weight_decay(
-                optimizer.weight_decay,
-                update_tokens=after.tokens - before.tokens,
-                decay_batch=optimizer.weight_decay_batch,
-            ),
-            clip=optimizer.clip,
-            beta1=optimizer.betas[0],
-            beta2=optimizer.betas[1],
-            eps=optimizer.eps,
-        )
-
-    def _record(
-        self, before: Progress, batch: RowBatch, scalars: UpdateScalars, result: UpdateResult
-    ) -> None:
-        progress, where = self.progress, before.position
-        row = {
-            "time": time.time(),
-            "tokens": progress.tokens,
-            "cycle": where.cycle,
-            "part": where.part,
-            "row": where.row,
-            "rows": batch.source_rows,
-            "samples": batch.samples,
-            "shape": f"{self._shape.rows}x{self._shape.length}",
-            "mode": self.config.exactness,
-            "train/loss": _finite(result.loss),
-            "lr": scalars.lr,
-            "weight_decay": scalars.weight_decay,
-            "skipped": result.skipped,
-            "train/grad_norm": _finite(result.grad_norm),
-            **{f"train/grad_norm/{label}": _finite(norm) for label, norm in result.norms.items()},
-            "seconds": self._watch.take(),
-        }
-        self.ledger.append("update", progress.update, row)
-        if progress.update % self.config.print_every == 0:
+    def _record(self, before: Progress, result: UpdateResult, **parts: Any) -> None:
+        """Write the update's ledger row, and stop the line at too many skipped ones in a row."""
+        after, mode = self.progress, self.config.exactness
+        row = update_row(before, after, result=result, mode=mode, seconds=self._watch.take(), **parts)
+        self.ledger.append("update", after.update, {"time": time.time(), **row})
+        if after.update % self.config.print_every == 0:
             self.say(
-                f"update {progress.update}  tokens {progress.tokens:,}  cycle {where.cycle}  "
-                f"loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  lr {scalars.lr:.3e}"
+                f"update {after.update}  tokens {after.tokens:,}  cycle {before.position.cycle}  "
+                f"loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  lr {row['lr']:.3e}"
             )
         self._check_finite(result)
 
@@ -201,19 +174,24 @@ class Loop:
                 "these updates, or lower optimizer.peak_lr and name it in allow_changes"
             )
 
-    def _boundary(self) -> None:
-        """What is due between two updates: validation, checkpoint, stop."""
+    def _boundary(self, trained: Part) -> None:
+        """What is due after an update of a part: validation, checkpoint, stop."""
         ended_cycle = self.progress.at_cycle_start
+        length = self.config.row_length(self.progress.tokens)
+        changed = self.progress.position.row == 0 and not self.finished and length != trained.row_length
         every = self.config.validation.every_updates
-        if ended_cycle or self.finished or self.progress.update % every == 0:
-            self._validate()
-        kept = "end" if self.finished else "cycle-end" if ended_cycle else None
+        if ended_cycle or changed or self.finished or self.progress.update % every == 0:
+            self._validate(trained.row_length, self.progress.position.cycle - ended_cycle)
+        kept = "cycle-end" if ended_cycle else "length-change" if changed else None
+        kept = "end" if self.finished else kept
         if self.saver.due(self.progress, kept):
             self._save(kept)
         self.saver.poll()
         if ended_cycle:
             cycle = self.progress.position.cycle - 1
             self._event("cycle_completed", f"cycle {cycle} is trained", cycle=cycle)
+        if changed:
+            self._event("row_length_changed", f"rows of {length} after rows of {trained.row_length}")
         self._poll_stop()
 
     def _poll_stop(self) -> None:
@@ -227,20 +205,25 @@ class Loop:
             self._drain()
             raise Stopped(reason)
 
-    def _validate(self) -> None:
+    def _validate(self, row_length: int, cycle: int) -> None:
+        """Validate on the rows of the length and cycle that the last update had."""
         self._beat("validating")
         with self._watch.cause("validation"):
             losses = validate(
-                self._validation,
+                self._validation_rows(row_length, cycle),
                 self.step.evaluate,
-                micro_rows=self._shape.rows,
+                micro_rows=self.config.shape(row_length).rows,
                 beat=lambda: self._beat("validating"),
             )
-        readings = {name: _finite(loss) for name, loss in losses.items()}
+        readings = {name: finite(loss) for name, loss in losses.items()}
         row = {"time": time.time(), "tokens": self.progress.tokens, **readings}
         self.ledger.append("validation", self.progress.update, row)
-        mix = losses[f"val_{self._shape.length}/mix"]
-        self.say(f"update {self.progress.update}  validation mix {mix:.4f}")
+        self.say(f"update {self.progress.update}  validation mix {losses[f'val_{row_length}/mix']:.4f}")
+
+    def _validation_rows(self, row_length: int, cycle: int) -> ValidationRows:
+        if self._validation is None or self._validation[0] != (row_length, cycle):
+            self._validation = ((row_length, cycle), self.rows.validation(row_length, cycle))
+        return self._validation[1]
 
     def _save(self, kept: str | None) -> None:
         self._beat("checkpointing")
@@ -318,8 +301,3 @@ class Loop:
             tokens=self.progress.tokens,
             **details,
         )
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN or infinity: a reading that is not finite is null."""
-    return value if math.isfinite(value) else None

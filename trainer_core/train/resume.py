@@ -117,7 +117,7 @@ def check_resume(
             f"now {layout_digest[:16]}); restore the model's configuration"
         )
     for key, value in state["data"].items():
-        if data_identity.get(key) == value:
+        if _same_data(value, data_identity.get(key)):
             continue
         if DATA_IDENTITY in config.allow_changes:
             changed.append(f"data line ({key})")
@@ -145,9 +145,17 @@ def _harmless(state: Mapping[str, Any], config: RunConfig, versions: Mapping[str
         for name, now in versions.items()
         if state["versions"].get(name) != now
     ]
-    if state["run"].get("lengths") != config.dump()["lengths"]:
+    shapes = config.dump()["lengths"]
+    if any(shape not in shapes for shape in state["run"]["lengths"]):
         found.append("micro-batch shapes")
     return found
+
+
+def _same_data(before: Any, now: Any) -> bool:
+    """Whether a checkpoint's data is still there, whatever was added since (such as rows of a new length)."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return all(now.get(key) == value for key, value in before.items())
+    return bool(before == now)
 
 
 def load_tensors(path: Path, live: Mapping[str, Tensor]) -> None:

@@ -20,6 +20,7 @@ from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
+from trainer_core.line.run_checks import too_long
 from trainer_core.models.registry import build
 from trainer_core.telemetry.heartbeat import Heartbeat
 from trainer_core.train.control import Control
@@ -50,7 +51,7 @@ def make_trainer(
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     point = recover(paths)
     rows = DataLineRows(Path(config.data), beat=lambda: heartbeat.beat("loading", 0))
-    state, step = _engine(config)
+    state, step = _engine(config, paths.run_json)
     progress = START if point is None else _load(point, config, paths, state, rows)
     ledger = Ledger(paths.metrics, attempt=attempt)
     loop = Loop(
@@ -84,16 +85,15 @@ def recover(paths: LinePaths) -> ResumePoint | None:
     return find_resume_point(paths)
 
 
-def _engine(config: RunConfig) -> tuple[FlatState, Step]:
+def _engine(config: RunConfig, where: Path) -> tuple[FlatState, Step]:
     """The model's parameters in flat buffers, and the step over them."""
     model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
-    shape = config.lengths[0]
-    longest = model.config.rope_max_seq_len
-    if shape.length > longest:
-        raise Refused(f"run.json: lengths: {shape.length} is longer than the model's {longest} positions")
+    if problems := too_long(config, model.config.rope_max_seq_len):
+        raise Refused([f"{where}: {problem}" for problem in problems])
+    recompute = {shape.length: shape.ac for shape in config.lengths}
     state = flat_state(model)
     step = Step(
-        model_loss=lambda ids, targets: model.loss(ids, targets, shape.ac),
+        model_loss=lambda ids, targets: model.loss(ids, targets, recompute[ids.shape[1]]),
         state=state,
         backend=EagerBackend(),
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_core.schedule.batch import UpdateSpan, update_spans
+from trainer_core.schedule.batch import UpdateSpan, update_spans, whole_updates
 from trainer_core.schedule.pieces import ValuePiece, piece_at, runs
 
 
@@ -79,3 +79,25 @@ def test_runs_join_equal_neighbours_and_never_end():
     closed = (ValuePiece(start=0, end=10, value=16), ValuePiece(start=10, end=20, value=32))
     assert runs(closed) == pieces((0, 16), (10, 32))
     assert runs(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("row_length", "start", "end", "whole"),
+    [
+        (16, 0, 128, True),
+        (16, 64, 128, True),
+        (16, 0, 192, False),  # rows of 32 begin at 128
+        (16, 0, 120, False),
+        (16, 32, 128, False),
+        (32, 128, 256, True),
+        (16, 128, 256, False),
+        (32, 128, 352, True),  # two batches, one length
+        (32, 192, 192 + 96, False),
+        (32, 256, 256 + 5 * 96, True),
+        (32, 256, 320, False),
+    ],
+)
+def test_whole_updates(row_length, start, end, whole):
+    spans = update_spans(pieces((0, 64), (224, 96)), pieces((0, 16), (100, 32)), end=None)
+    assert [(s.start, s.tokens, s.row_length) for s in spans] == [(0, 64, 16), (128, 64, 32), (256, 96, 32)]
+    assert whole_updates(spans, row_length, start, end) is whole

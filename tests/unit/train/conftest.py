@@ -46,19 +46,23 @@ def three_cycles(**changes) -> dict:
 class Rig:
     """A line directory and everything to train it in this process."""
 
-    def __init__(self, root, **changes) -> None:
+    def __init__(self, root, planned=None, **changes) -> None:
         self.paths = LinePaths(root)
         root.mkdir(parents=True, exist_ok=True)
         self.changes = changes
-        self.rows = MemoryRows()
+        self.rows = MemoryRows(planned=planned)
         self.lines: list[str] = []
         self.attempt = 0
         self.control: Control | None = None
 
+    @property
+    def config(self) -> dict:
+        return three_cycles(**self.changes)
+
     def loop(self, *, wait: bool = True) -> Loop:
         """A fresh trainer at the newest checkpoint, as a new process would make it."""
         self.attempt += 1
-        config = parse_run(three_cycles(**self.changes), self.paths.run_json)
+        config = parse_run(self.config, self.paths.run_json)
         discard_partial(self.paths)
         point = find_resume_point(self.paths)
         model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
@@ -103,7 +107,7 @@ class Rig:
 def rig(tmp_path):
     """Makes rigs in directories of their own."""
 
-    def make(name: str = "line", **changes) -> Rig:
-        return Rig(tmp_path / name, **changes)
+    def make(name: str = "line", planned=None, **changes) -> Rig:
+        return Rig(tmp_path / name, planned, **changes)
 
     return make

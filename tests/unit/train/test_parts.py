@@ -1,0 +1,183 @@
+"""A line whose row length and batch change inside a cycle, on rows in memory, killed and resumed anywhere."""
+
+import pytest
+
+from tests.unit.train.test_loop import final_bytes, rows_of
+from trainer_core.errors import Refused
+from trainer_core.line.checkpoints import list_checkpoints
+from trainer_core.line.files import iterate_jsonl
+
+STAGES = {
+    "schedule": [
+        {"from": 0, "to": 128, "kind": "warmup"},
+        {"from": 128, "to": 320, "kind": "constant"},
+        {"from": 320, "to": 768, "kind": "constant", "length": 32},
+    ],
+    "lengths": [{"length": 16, "rows": 3}, {"length": 32, "rows": 1, "ac": "full"}],
+}
+"""Rows of 16, and of 32 from 320 tokens on: after the first update of cycle 1."""
+
+PLANNED = {1: [(16, 4), (32, 6)], 2: [(32, 8)]}
+
+
+@pytest.fixture
+def reference(rig):
+    """An uninterrupted line of 12 updates of 64 tokens."""
+    whole = rig("reference", PLANNED, **STAGES)
+    whole.loop().run(None)
+    return whole.paths
+
+
+def test_every_token_once_and_no_update_of_two_lengths(reference):
+    updates = rows_of(reference)
+    assert [row["shape"] for row in updates] == ["3x16"] * 5 + ["1x32"] * 7
+    assert [(row["cycle"], row["part"], row["row"]) for row in updates[3:7]] == [
+        (0, 0, 12),
+        (1, 0, 0),
+        (1, 1, 0),
+        (1, 1, 2),
+    ]
+    assert [row["samples"] for row in updates] == [
+        *(f"{64 * n}+4x16" for n in range(5)),
+        *(f"{64 * n}+2x32" for n in range(5, 12)),
+    ]
+    assert [row["tokens"] for row in updates] == [64 * n for n in range(1, 13)]
+
+
+def test_the_change_is_validated_told_and_kept(reference):
+    kept = {c.update: (c.kept, c.cycle, c.part, c.row) for c in list_checkpoints(reference) if c.kept}
+    assert kept == {
+        0: ("start", 0, 0, 0),
+        4: ("cycle-end", 1, 0, 0),
+        5: ("length-change", 1, 1, 0),
+        8: ("cycle-end", 2, 0, 0),
+        12: ("end", 3, 0, 0),
+    }
+    by_update = {row["update"]: row for row in rows_of(reference, "validation")}
+    assert list(by_update) == [3, 4, 5, 6, 8, 9, 12]
+    for update, row in by_update.items():
+        names = {name.split("/")[0] for name in row if name.startswith("val_")}
+        assert names == {"val_16" if update <= 5 else "val_32"}
+    events = [(row["kind"], row["update"]) for row in iterate_jsonl(reference.events)]
+    assert events == [
+        ("cycle_completed", 4),
+        ("row_length_changed", 5),
+        ("cycle_completed", 8),
+        ("cycle_completed", 12),
+    ]
+
+
+def test_a_change_at_a_cycles_end_is_kept_as_that(rig):
+    schedule = [
+        {"from": 0, "to": 256, "kind": "constant"},
+        {"from": 256, "to": 512, "kind": "decay", "length": 32},
+    ]
+    line = rig("line", {1: [(32, 8)]}, schedule=schedule, lengths=STAGES["lengths"])
+    line.loop().run(None)
+    kept = {c.update: c.kept for c in list_checkpoints(line.paths) if c.kept}
+    assert kept == {0: "start", 4: "cycle-end", 8: "end"}
+    assert [row["shape"] for row in rows_of(line.paths)] == ["3x16"] * 4 + ["1x32"] * 4
+    assert ("row_length_changed", 4) in [(r["kind"], r["update"]) for r in iterate_jsonl(line.paths.events)]
+
+
+def interrupted(line, update, *, after_boundary):
+    """Train until something ends the process at an update, before or after what is due there."""
+    loop = line.loop()
+    real = loop._boundary
+
+    def die(trained):
+        if after_boundary:
+            real(trained)
+            loop.saver.wait(lambda: None)
+        if loop.progress.update == update:
+            raise KeyboardInterrupt
+        if not after_boundary:
+            real(trained)
+
+    loop._boundary = die
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(None)
+
+
+@pytest.mark.parametrize("after_boundary", [False, True])
+@pytest.mark.parametrize("update", [4, 5, 6, 7])
+def test_a_resume_on_either_side_of_the_change_repeats_the_bits(rig, reference, update, after_boundary):
+    line = rig("line", PLANNED, **STAGES)
+    interrupted(line, update, after_boundary=after_boundary)
+    loop = line.loop()
+    if after_boundary and update == 5:
+        assert loop.progress.update == 5 and loop.progress.position.part == 1
+    loop.run(None)
+    assert final_bytes(line.paths) == final_bytes(reference)
+    assert rows_of(line.paths) == rows_of(reference)
+    assert rows_of(line.paths, "validation") == rows_of(reference, "validation")
+
+
+def test_the_kept_checkpoint_at_the_change_resumes_into_the_new_length(rig, reference):
+    line = rig("line", PLANNED, **STAGES)
+    line.loop().run(None)
+    for point in list_checkpoints(line.paths):
+        if point.update > 5:
+            point.path.rename(point.path.with_name(f"away-{point.path.name}"))
+    loop = line.loop()
+    assert (loop.progress.position.cycle, loop.progress.position.part) == (1, 1)
+    loop.run(None)
+    assert final_bytes(line.paths) == final_bytes(reference)
+
+
+@pytest.mark.parametrize(
+    ("planned", "said"),
+    [
+        ([(32, 8)], "its rows of 32 from 256 to 512 tokens"),
+        ([(16, 8), (32, 4)], "its rows of 16 from 256 to 384 tokens"),
+        ([(16, 4), (32, 5), (32, 1)], "its rows of 32 from 320 to 480 tokens"),
+    ],
+)
+def test_a_cycle_planned_for_another_schedule_is_refused(rig, planned, said):
+    line = rig("line", {1: planned}, **STAGES)
+    with pytest.raises(Refused, match=f"cycle 1: {said} are not whole updates by .*run.json"):
+        line.loop().run(None)
+    assert list_checkpoints(line.paths)[-1].update == 4
+
+
+RAMP = [
+    {"from": 0, "to": 256, "tokens": 64},
+    {"from": 256, "to": 512, "tokens": 128},
+    {"from": 512, "to": None, "tokens": 256},
+]
+
+
+def test_the_batch_is_read_at_the_token_count(rig):
+    line = rig(tokens_per_update=RAMP)
+    line.loop().run(None)
+    assert [row["tokens"] for row in rows_of(line.paths)] == [64, 128, 192, 256, 384, 512, 768]
+    optimizer = {**line.config["optimizer"], "weight_decay": 0.1, "weight_decay_batch": 256}
+    other = rig("other", tokens_per_update=RAMP, optimizer=optimizer)
+    other.loop().run(None)
+    decays = [row["weight_decay"] for row in rows_of(other.paths)]
+    assert decays == [0.1 * n / 256 for n in (64, 64, 64, 64, 128, 128, 256)]
+
+
+@pytest.mark.parametrize("after_boundary", [False, True])
+@pytest.mark.parametrize("update", [3, 4, 5, 6])
+def test_a_ramp_resumes_in_its_piece(rig, update, after_boundary):
+    whole = rig("whole", tokens_per_update=RAMP)
+    whole.loop().run(None)
+    line = rig("line", tokens_per_update=RAMP)
+    interrupted(line, update, after_boundary=after_boundary)
+    line.loop().run(None)
+    assert rows_of(line.paths) == rows_of(whole.paths)
+    assert final_bytes(line.paths, 7) == final_bytes(whole.paths, 7)
+
+
+def test_a_ramp_that_grows_goes_on_from_what_is_trained(rig):
+    whole = rig("whole", tokens_per_update=RAMP)
+    whole.loop().run(None)
+    line = rig("line", tokens_per_update=[{**RAMP[0], "to": None}])
+    line.loop().run(1)
+    line.changes["tokens_per_update"] = RAMP
+    line.loop().run(None)
+    assert rows_of(line.paths) == rows_of(whole.paths)
+    line.changes["tokens_per_update"] = [*RAMP[:2], {**RAMP[2], "from": 512, "tokens": 512}]
+    with pytest.raises(Refused, match=r"tokens_per_update\[2\]: it only grows at its end"):
+        line.loop()
