@@ -48,6 +48,8 @@ class StratumCalibration:
     """Control ids that the library's default matching reads out of them; ours reads none."""
     decoded_exactly: int
     """How many of them decode back to the exact text."""
+    longest_bytes: int = 0
+    """UTF-8 bytes of its longest document."""
     files_sha256: str = ""
     """Digest of the stratum's list of files with their digests."""
 
@@ -60,6 +62,11 @@ class StratumCalibration:
     def document_tokens(self) -> float:
         """Mean tokens of a document, its end included."""
         return self.sampled_tokens / max(1, self.sampled_documents)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens to expect of the longest document."""
+        return self.longest_bytes * self.sampled_tokens // max(1, self.sampled_bytes) + 1
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from trainer_core.data.listing import Glob, Listing, nearby, sort_out, strata_of, stratum_of, suffix_of
+from trainer_core.data.pinned_file import is_pointer
 from trainer_core.data.sources import SourceFile, StratumRule
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_file
@@ -114,4 +115,8 @@ def _pin(folder: Path, path: str, stratum: str) -> SourceFile:
     after = os.stat(full)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise Refused(f"{full}: changed while it was read; start again when nothing writes to it")
+    if is_pointer(full):
+        raise Refused(
+            f"{full}: is a Git LFS pointer, not the file that it stands for; fetch it with `git lfs pull`"
+        )
     return SourceFile(path=path, size=after.st_size, digest=digest, stratum=stratum)

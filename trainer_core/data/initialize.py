@@ -82,7 +82,7 @@ def init_data_line(
     )
     calibration = {source.spec.name: source.calibration for source in pinned}
     if recipe.resolve() != paths.recipe.resolve():
-        write_json(paths.recipe, dump_recipe(chosen))
+        write_json(paths.recipe, dump_recipe(chosen.model_copy(update={"seed": seed})))
     write_json(paths.calibration, calibration_to_json(calibration))
     write_json(paths.data, line.to_json())
     clear_unfinished(paths)

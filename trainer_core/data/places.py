@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from trainer_core.data import hub
 from trainer_core.data.folder import list_folder, pin_files
 from trainer_core.data.hub_waiting import Patience
 from trainer_core.data.listing import Glob, nearby, sort_out, strata_of
@@ -101,15 +102,14 @@ class HubPlace:
 
     def pin(self) -> Listed:
         """Pin the commit that the revision stands for, and list it."""
-        from trainer_core.data import hub  # type: ignore[attr-defined]
-
         around = self._around
-        waiting = {"events": around.paths.events, "say": around.say, "patience": around.patience}
-        found = hub.resolve(self._repo, self._revision, **waiting)
+        events, say, patience = around.paths.events, around.say, around.patience
+        found = hub.resolve(self._repo, self._revision, events=events, say=say, patience=patience)
         self._commit = found.commit
         self.label = f"{self._repo} at {found.commit[:12]}"
         self._check_age(found.last_modified)
-        tree = {file.path: file for file in hub.list_files(self._repo, found.commit, **waiting)}
+        listed = hub.list_files(self._repo, found.commit, events=events, say=say, patience=patience)
+        tree = {file.path: file for file in listed}
         pattern = Glob(self._source.glob)
         sizes = {path: file.size for path, file in tree.items() if pattern.matches(path)}
         if not sizes:
@@ -123,13 +123,14 @@ class HubPlace:
             SourceFile(path=path, size=tree[path].size, digest=tree[path].digest, stratum=strata[path])
             for path in listing.files
         )
+        problems = hub.pointers(self._repo, found.commit, files, events=events, say=say, patience=patience)
+        if problems:
+            raise Refused(list(problems))
         return Listed(files=files, ignored=listing.ignored, commit=found.commit)
 
     @contextmanager
     def reading(self, file: SourceFile) -> Iterator[Path]:
         """A download that is deleted when the block ends well; one that was left unfinished goes on later."""
-        from trainer_core.data import hub  # type: ignore[attr-defined]
-
         target = self._incoming / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         hub.fetch_to(
