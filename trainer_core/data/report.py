@@ -165,7 +165,7 @@ class _FileFacts:
         record = self._records.get((name, piece["path"]), {})
         if not record.get("documents") or "characters" not in record:
             return None
-        taken = piece["doc_to"] - piece["doc_from"]
+        taken: int = piece["doc_to"] - piece["doc_from"]
         characters, documents = int(record["characters"]), int(record["documents"])
         return characters * taken / documents
 
