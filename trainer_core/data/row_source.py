@@ -51,7 +51,8 @@ class RowBatch:
     """Rows of one update, in the order in which they are trained."""
 
     ids: Ids
-    """Tokens [count, L+1]; inputs are [:, :-1], targets [:, 1:]."""
+    """Tokens [count, L+1]; inputs are [:, :-1], targets [:, 1:]. The memory is used again once no
+    array or tensor refers to it any more."""
     source_rows: dict[str, int]
     """Rows per source among them."""
     samples: str

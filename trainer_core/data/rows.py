@@ -9,19 +9,21 @@ or refuses.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trainer_core.data.cycle_shards import CycleShards
 from trainer_core.data.manifest import Manifest, read_cycle_manifest
+from trainer_core.data.row_buffers import RowBuffers
 from trainer_core.data.row_order import PartOrder
 from trainer_core.data.row_source import Part, Position, RowBatch, RowSource, StratumRows, ValidationRows
-from trainer_core.data.shards import TokenArray, hash_shard, read_shard
+from trainer_core.data.shards import TokenArray
 from trainer_core.data.sources import load_data_line
 from trainer_core.data.validation import load_rows, rows_digests
-from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 
 __all__ = [
@@ -49,7 +51,8 @@ class DataLineRows:
         self._line = load_data_line(self._paths.root)
         self._digest = self._line.digest()
         self._beat = beat
-        self._cycles: dict[int, _OpenCycle] = {}
+        self._cycles: dict[int, OpenCycle] = {}
+        self._buffers = RowBuffers()
 
     def ready(self, cycle: int) -> bool:
         """Whether the cycle is published and its shards are here."""
@@ -82,9 +85,9 @@ class DataLineRows:
         """Forget all open cycles."""
         self._cycles.clear()
 
-    def _open(self, cycle: int) -> _OpenCycle:
+    def _open(self, cycle: int) -> OpenCycle:
         if cycle not in self._cycles:
-            opened = _OpenCycle(self._manifest(cycle), self._paths, self._beat)
+            opened = OpenCycle(self._manifest(cycle), self._paths, self._beat, self._buffers)
             while len(self._cycles) >= _KEPT_CYCLES:
                 self._cycles.pop(min(self._cycles))
             self._cycles[cycle] = opened
@@ -94,21 +97,25 @@ class DataLineRows:
         return read_cycle_manifest(self._paths, cycle, line=self._line)
 
 
-class _OpenCycle:
-    """Order and memory maps of one cycle, both compared with its manifest."""
+class OpenCycle:
+    """Order and shards of one cycle, both compared with its manifest."""
 
-    def __init__(self, manifest: Manifest, paths: DataPaths, beat: Callable[[], None]) -> None:
-        self._manifest = manifest
-        self._folder = paths.cycle(manifest.cycle)
-        self._way_out = (
-            f"run `nstrain data delete --work {paths.root} --cycle {manifest.cycle}`, then `nstrain data "
-            "prepare` with the same arguments: the shards are made again from the sources"
-        )
-        self._orders = []
+    def __init__(
+        self, manifest: Manifest, paths: DataPaths, beat: Callable[[], None], buffers: RowBuffers
+    ) -> None:
+        self._cycle = manifest.cycle
+        self._buffers = buffers
+        self._orders: list[PartOrder] = []
         for part in range(len(manifest.parts)):
             self._orders.append(manifest.order(part))
             beat()
-        self._tokens = self._open_shards(beat)
+        self._shards = CycleShards(
+            paths.cycle(manifest.cycle),
+            manifest.shards(),
+            way_out=f"run `nstrain data delete --work {paths.root} --cycle {manifest.cycle}`, then `nstrain "
+            "data prepare` with the same arguments: the shards are made again from the sources",
+            beat=beat,
+        )
         self.parts = tuple(
             Part(
                 row_length=record["row_length"],
@@ -128,14 +135,17 @@ class _OpenCycle:
         chosen = order.sequence[first : first + count]
         windows = order.windows[first : first + count]
         segments = self._segments(order, part, first, count)
-        ids = np.empty((count, length + 1), dtype=np.int64)
-        for row, (source, window, segment) in enumerate(
-            zip(chosen.tolist(), windows.tolist(), segments.tolist(), strict=True)
+        ids = self._buffers.take(count, length + 1)
+        opened: dict[tuple[int, int], TokenArray] = {}
+        for row, (source, start, segment) in enumerate(
+            zip(chosen.tolist(), (windows * length).tolist(), segments.tolist(), strict=True)
         ):
-            tokens = self._tokens[segment][order.names[source]]
-            ids[row] = tokens[window * length : (window + 1) * length + 1]
+            tokens = opened.get((segment, source))
+            if tokens is None:
+                tokens = opened[segment, source] = self._shards.tokens(segment, order.names[source])
+            ids[row] = tokens[start : start + length + 1]
         counts = np.bincount(chosen, minlength=len(order.names)).tolist()
-        samples = hashlib.blake2b(f"{self._manifest.cycle}.{part}".encode(), digest_size=8)
+        samples = hashlib.blake2b(f"{self._cycle}.{part}".encode(), digest_size=8)
         samples.update(np.stack([chosen, segments, windows]).astype("<i8").tobytes())
         return RowBatch(
             ids=ids,
@@ -143,39 +153,8 @@ class _OpenCycle:
             samples=samples.hexdigest(),
         )
 
-    def _segments(self, order: PartOrder, part: int, first: int, count: int) -> np.ndarray:
+    def _segments(self, order: PartOrder, part: int, first: int, count: int) -> NDArray[np.int64]:
         """Segment, counted over the whole cycle, of each row."""
         before = sum(len(self._orders[index].bounds) - 1 for index in range(part))
         rows = np.arange(first, first + count)
         return np.searchsorted(np.array(order.bounds), rows, side="right") - 1 + before
-
-    def _open_shards(self, beat: Callable[[], None]) -> list[dict[str, TokenArray]]:
-        """Memory maps by segment and source. Raises Refused naming every shard that is not as recorded."""
-        opened: list[dict[str, TokenArray]] = []
-        damaged: list[str] = []
-        for records in self._manifest.shards():
-            segment = {}
-            for record in records:
-                try:
-                    segment[record["source"]] = self._open_shard(record, beat)
-                except Refused as error:
-                    damaged += error.problems
-            opened.append(segment)
-        if damaged:
-            raise Refused(damaged)
-        return opened
-
-    def _open_shard(self, record: Mapping[str, Any], beat: Callable[[], None]) -> TokenArray:
-        path = self._folder / record["path"]
-        tokens = read_shard(path, way_out=self._way_out).tokens
-        found = hash_shard(path, beat=beat)
-        if found != record["blake2b"]:
-            raise Refused(
-                f"{path}: damaged: blake2b is {found}, its manifest says {record['blake2b']}; {self._way_out}"
-            )
-        if len(tokens) != record["tokens"]:
-            raise Refused(
-                f"{path}: holds {len(tokens)} tokens as recorded by its digest, its manifest says "
-                f"{record['tokens']}; restore the manifest from a backup"
-            )
-        return tokens

@@ -1,6 +1,8 @@
 """Rows for the training loop: pure, complete, in the planned order, and refused when that is not so."""
 
+import gc
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tools.tiny_data import ROW_LENGTH, disk_line
+from tests.tools.tiny_data import ROW_LENGTH, disk_line, two_part_line
 from trainer_core.data.manifest import read_manifest, write_manifest
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.rows import DataLineRows, Position, RowSource
@@ -62,6 +64,88 @@ def test_a_start_at_any_row_gives_the_same_remaining_rows(line: Path) -> None:
     whole = DataLineRows(line).rows(at(2, 0), 120).ids
     for row in range(120):
         assert np.array_equal(DataLineRows(line).rows(at(2, row), 120 - row).ids, whole[row:])
+
+
+def test_two_parts_are_one_stream_read_in_two_row_lengths(tmp_path: Path) -> None:
+    work = two_part_line(tmp_path)
+    source = DataLineRows(work)
+    assert [(part.row_length, part.num_rows) for part in source.parts(0)] == [(16, 64), (32, 28)]
+    batches = [source.rows(Position(cycle=0, part=part, row=0), n) for part, n in ((0, 64), (1, 28))]
+    targets = sorted(int(token) for batch in batches for token in batch.ids[:, 1:].ravel())
+    manifest = read_manifest(DataPaths(work).manifest(0))
+    stored: list[int] = []
+    ends: dict[str, list[int]] = {}
+    for segment, records in zip(manifest.value["segments"], manifest.shards(), strict=True):
+        for record in records:
+            tokens = read_shard(DataPaths(work).cycle(0) / record["path"]).tokens.tolist()
+            if segment["first_row"] == 0 and segment["part"] == 1:
+                assert tokens[0] == ends[record["source"]][-1], (
+                    "the last target of one part, the context here"
+                )
+            ends[record["source"]] = tokens
+            stored += tokens[1:]
+    assert targets == sorted(stored)
+    for part, rows in ((0, 64), (1, 28)):
+        whole = batches[part].ids
+        for row in range(rows):
+            fresh = DataLineRows(work) if row % 16 == 0 else source
+            rest = fresh.rows(Position(cycle=0, part=part, row=row), rows - row)
+            assert np.array_equal(rest.ids, whole[row:])
+
+
+def test_memory_is_used_again_only_when_nobody_holds_it(line: Path) -> None:
+    source = DataLineRows(line)
+    kept = source.rows(at(0, 0), 8).ids
+    copy, part_of_it = kept.copy(), kept[2:4, 1:]
+    del kept
+    others = [source.rows(at(0, row), 8).ids for row in range(8, 40, 8)]
+    assert not any(np.shares_memory(part_of_it, other) for other in others)
+    assert np.array_equal(part_of_it, copy[2:4, 1:])
+    places = {other.ctypes.data for other in others} | {part_of_it.base.ctypes.data}
+    del others, part_of_it
+    gc.collect()
+    again = [source.rows(at(1, row), 8).ids for row in range(0, 40, 8)]
+    assert {array.ctypes.data for array in again} == places
+    assert source.rows(at(1, 0), 9).ids.shape == (9, 17)
+
+
+def test_a_shard_that_shrinks_while_it_is_read_is_refused_not_fatal(line: Path, tmp_path: Path) -> None:
+    work = tmp_path / "copy"
+    shutil.copytree(line, work)
+    source = DataLineRows(work)
+    before = source.rows(at(0, 0), 40).ids.copy()
+    record = read_manifest(DataPaths(work).manifest(0)).shards()[0][0]
+    shard = DataPaths(work).cycle(0) / record["path"]
+    content = shard.read_bytes()
+    os.truncate(shard, 100)
+    with pytest.raises(Refused, match=r"code\.safetensors: not a complete shard; run `nstrain data delete"):
+        source.rows(at(0, 0), 40)
+    shard.write_bytes(content[:-2] + b"\0\0")
+    with pytest.raises(Refused, match=r"code\.safetensors: damaged: blake2b"):
+        source.rows(at(0, 0), 40)
+    shard.unlink()
+    with pytest.raises(Refused, match=r"code\.safetensors: this shard does not exist any more"):
+        source.rows(at(0, 0), 40)
+    shard.write_bytes(content)
+    assert np.array_equal(source.rows(at(0, 0), 40).ids, before)
+
+
+def test_only_segments_in_use_are_mapped(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, segments=12)
+    CyclePreparer(work).tokenize(0)
+    source = DataLineRows(work)
+
+    def mapped() -> int:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return len({entry.split()[-1] for entry in maps if str(DataPaths(work).cycle(0)) in entry})
+
+    source.parts(0)
+    assert mapped() == 0
+    for row in range(0, 120, 8):
+        source.rows(at(0, row), 8)
+        assert 0 < mapped() <= 8
+    source.rows(at(0, 0), 120)
+    assert mapped() <= 8
 
 
 def test_each_update_holds_each_source_within_two_rows_and_says_so(line: Path) -> None:
