@@ -1,10 +1,9 @@
 """Text to token ids, such that a document's text never becomes a control token.
 
-Encoding uses a copy of tokenizer.json made for it, one per source, held in memory: its added tokens are only
-the source's own markers, and vocabulary entries spelled like another control token are renamed, so that no
-word of the text can equal them. Afterwards every id is compared with the control ids: one that came out all
-the same stops the line. The end-of-document id is appended here and nowhere else: in a shard it always ends a
-document. This file never reads corpora and never trains tokenizers.
+Encoding uses a copy of tokenizer.json made for it, one per source, held in memory, which matches only the
+source's own markers (tokenizer_copy.py). Afterwards every id is compared with the control ids: one that came
+out all the same stops the line. The end-of-document id is appended here and nowhere else: in a shard it
+always ends a document. This file never reads corpora and never trains tokenizers.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +24,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from trainer_core.data.documents import Chat, Document, document_text
 from trainer_core.data.sources import TokenizerRecord
+from trainer_core.data.tokenizer_copy import encode_copy, unknown_token
 from trainer_core.errors import Refused
 from trainer_core.line.files import canonical_json
 
-_RENAMED = "\ue000"
 _EXCERPT = 80
 _IDS = 1 << 32
 LARGEST_UINT16 = 0xFFFF
@@ -92,6 +95,16 @@ def check_library(record: TokenizerRecord) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Documents behind each other."""
+
+    ids: NDArray[Any]
+    """All ids, every document ended by the end-of-document id; uint16 or uint32."""
+    lengths: list[int]
+    """Ids of each document, its end included."""
+
+
 class Encoder:
     """Encodes the documents of one source. Cheap to make (well under a second); one per process."""
 
@@ -101,39 +114,30 @@ class Encoder:
         self.eos_id = eos_id
         self.markers = tuple(markers)
         added = {token.content: number for number, token in native.get_added_tokens_decoder().items()}
-        eos = native.id_to_token(eos_id) if 0 <= eos_id < _IDS else None
-        problems = [
-            f"marker {marker!r} is no added token of the tokenizer; those are {sorted(added)[:20]}"
-            for marker in markers
-            if marker not in added
-        ]
-        if eos is None:
-            problems.append(_no_eos(eos_id, added))
-        elif eos in markers:
-            problems.append(
-                f"marker {eos!r} is the end-of-document token (id {eos_id}); it cannot be a marker"
-            )
-        if problems:
-            raise Refused(problems)
-        assert eos is not None
-        self.eos: str = eos
+        self.eos: str = _end_token(native, eos_id, added, self.markers)
         """Spelling of the end-of-document token."""
+        self._own = {marker: added[marker] for marker in self.markers}
         content = json.loads(tokenizer_json)
-        unk = _unknown_token(content["model"])
-        copy = encode_copy(content, own={marker: added[marker] for marker in markers}, control={*added, eos})
+        unk = unknown_token(content["model"])
+        control = {*added, self.eos}
+        copy = encode_copy(content, own=self._own, control=control)
         encoded = canonical_json(copy)
         self.digest = hashlib.sha256(encoded).hexdigest()
         """Hex sha256 of the encode-only copy."""
         self._tokenizer = _load(encoded, "encode-only tokenizer copy")
         moved = {
-            m: self._tokenizer.token_to_id(m) for m in markers if self._tokenizer.token_to_id(m) != added[m]
+            m: self._tokenizer.token_to_id(m)
+            for m, number in self._own.items()
+            if self._tokenizer.token_to_id(m) != number
         }
         assert not moved, f"markers changed their ids in the encode-only copy: {moved}"
-        allowed = {added[marker] for marker in markers}
+        self._control = control
+        self._normalized = any(token["normalized"] for token in copy["added_tokens"])
+        # Longest first, as the library matches.
+        self._spelled = re.compile("|".join(map(re.escape, sorted(self.markers, key=len, reverse=True))))
         unk_id = None if unk is None else native.token_to_id(unk)
-        if unk_id is not None and unk_id != eos_id:
-            allowed.add(unk_id)
-        self.control_ids = frozenset({*added.values(), eos_id} - allowed)
+        unknown = set() if unk_id is None or unk_id == eos_id else {unk_id}
+        self.control_ids = frozenset({*added.values(), eos_id} - {*self._own.values(), *unknown})
         """Ids that must never come out of text."""
         largest = max(native.get_vocab(with_added_tokens=True).values())
         self.dtype = np.dtype(np.uint16 if largest <= LARGEST_UINT16 else np.uint32)
@@ -141,29 +145,45 @@ class Encoder:
         self._is_control = np.zeros(largest + 1, dtype=bool)
         self._is_control[list(self.control_ids)] = True
 
-    def encode(self, texts: Sequence[str], *, first_document: int = 0, where: str = "") -> list[np.ndarray]:
-        """Ids of every text, each ended by the end-of-document id.
+    def encode(
+        self, documents: Sequence[Document], *, first_document: int = 0, where: str = ""
+    ) -> list[NDArray[Any]]:
+        """Ids of every document, each ended by the end-of-document id; else as `encode_flat`."""
+        encoded = self.encode_flat(documents, first_document=first_document, where=where)
+        return np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]) if documents else []
 
-        `where` and `first_document` name the texts in the message of the guard, which raises Refused when a
-        control id came out.
+    def encode_flat(
+        self, documents: Sequence[Document], *, first_document: int = 0, where: str = ""
+    ) -> Encoded:
+        """The documents' ids behind each other.
+
+        `where` and `first_document` name the documents in the message of the guard, which raises Refused when
+        a control id came out. In a plain text the source's markers are tokens. In a chat only its token parts
+        are: it is encoded as one text where that gives exactly these tokens, and part by part where one of
+        its texts spells a marker. (Both give the same ids, except under tokenizers that set a mark before the
+        first word of a text only: there each part has one.)
         """
-        documents = []
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        for index, encoding in enumerate(encodings):
-            ids = encoding.ids
+        lists = self._ids([document_text(document) for document in documents])
+        for index, document in enumerate(documents):
+            if isinstance(document, Chat) and not self._reads_as(document, lists[index]):
+                lists[index] = self._by_parts(document, first_document + index, where)
+        for ids in lists:
             ids.append(self.eos_id)
-            document = np.array(ids, dtype=self.dtype)
-            if self._is_control[document[:-1]].any():
-                self._refuse(document, texts[index], first_document + index, where)
-            documents.append(document)
-        return documents
+        lengths = list(map(len, lists))
+        flat = np.fromiter(chain.from_iterable(lists), dtype=self.dtype, count=sum(lengths))
+        control = self._is_control[flat]
+        control[np.cumsum(lengths, dtype=np.int64) - 1] = False
+        if control.any():
+            self._refuse(int(np.argmax(control)), flat, lengths, documents, first_document, where)
+        return Encoded(ids=flat, lengths=lengths)
 
-    def default_control_ids(self, texts: Sequence[str]) -> int:
+    def default_control_ids(self, documents: Sequence[Document]) -> int:
         """How many control ids the library's default matching would have read out of these texts."""
-        encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=False)
+        texts = [document_text(document) for document in documents]
+        encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
         return sum(1 for encoding in encodings for number in encoding.ids if number in self.control_ids)
 
-    def decode(self, document: np.ndarray) -> str:
+    def decode(self, document: NDArray[Any]) -> str:
         """The text of one encoded document, without its end-of-document id."""
         return str(self._tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False))
 
@@ -174,76 +194,83 @@ class Encoder:
         native.no_padding()
         return native
 
-    def _refuse(self, document: np.ndarray, text: str, number: int, where: str) -> None:
-        bad = sorted({int(i) for i in document[:-1] if self._is_control[i]})
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """A copy that matches no marker at all."""
+        copy = encode_copy(json.loads(self._json), own={}, control=self._control)
+        return _load(canonical_json(copy), "encode-only tokenizer copy")
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _reads_as(self, chat: Chat, ids: list[int]) -> bool:
+        """Whether the ids of a chat's joined text have its tokens, at their places, and no others."""
+        if not self.markers:
+            return True
+        if [match.span() for match in self._spelled.finditer(chat.text)] != chat.token_spans():
+            return False
+        if not self._normalized:
+            return True
+        # Some markers are matched in normalized text, which the text itself does not show.
+        own = set(self._own.values())
+        tokens = [self._own[chat.text[start:end]] for start, end in chat.token_spans()]
+        return [number for number in ids if number in own] == tokens
+
+    def _by_parts(self, chat: Chat, number: int, where: str) -> list[int]:
+        texts = [part for part, is_token in zip(chat.parts, chat.is_token, strict=True) if not is_token]
+        plain = iter(self._plain.encode_batch_fast(texts, add_special_tokens=False))
+        ids: list[int] = []
+        for part, is_token in zip(chat.parts, chat.is_token, strict=True):
+            if is_token:
+                ids.append(self._own[part])
+                continue
+            found = next(plain).ids
+            if bad := set(self._own.values()).intersection(found):
+                raise self._refusal(sorted(bad), part, number, where)
+            ids += found
+        return ids
+
+    def _refuse(
+        self,
+        position: int,
+        ids: NDArray[Any],
+        lengths: Sequence[int],
+        documents: Sequence[Document],
+        first: int,
+        where: str,
+    ) -> None:
+        ends = np.cumsum(lengths)
+        index = int(np.searchsorted(ends, position, side="right"))
+        document = ids[ends[index] - lengths[index] : ends[index] - 1]
+        bad = sorted(set(document[self._is_control[document]].tolist()))
+        raise self._refusal(bad, document_text(documents[index]), first + index, where)
+
+    def _refusal(self, bad: list[int], text: str, number: int, where: str) -> Refused:
         names = [self._tokenizer.id_to_token(i) for i in bad]
         start = next((text.find(name) for name in names if name and name in text), 0)
         excerpt = text[max(0, start - _EXCERPT // 2) : start + _EXCERPT // 2]
-        raise Refused(
+        return Refused(
             f"{where + ': ' if where else ''}document {number}: its text was encoded to control ids {bad} "
             f"{names} near {excerpt!r}; if this source may use them, list them as its markers in the recipe"
         )
 
 
-def encode_copy(content: dict[str, Any], *, own: dict[str, int], control: set[str]) -> dict[str, Any]:
-    """The encode-only copy of a tokenizer.json: only `own` markers (with their ids) are matched in text."""
-    copy = json.loads(json.dumps(content))
-    copy.update(truncation=None, padding=None, post_processor=None)
-    copy["added_tokens"] = [
-        {**token, "lstrip": False, "rstrip": False, "single_word": False}
-        for token in copy.get("added_tokens") or []
-        if token["content"] in own
+def _end_token(native: Tokenizer, eos_id: int, added: dict[str, int], markers: Sequence[str]) -> str:
+    """Spelling of the end-of-document token. Raises Refused when it or a marker is not to be had."""
+    eos = native.id_to_token(eos_id) if 0 <= eos_id < _IDS else None
+    problems = [
+        f"marker {marker!r} is no added token of the tokenizer; those are {sorted(added)[:20]}"
+        for marker in markers
+        if marker not in added
     ]
-    model = copy["model"]
-    if "dropout" in model:
-        model["dropout"] = None
-    # A one-character entry is needed to spell text; should it be a control token, the guard tells.
-    renamed = {name for name in control - set(own) if len(name) > 1}
-    if isinstance(model["vocab"], list):
-        _rename_pieces(model, renamed, own)
-    else:
-        _rename_entries(model, renamed, own)
-    return dict(copy)
-
-
-def _rename_entries(model: dict[str, Any], renamed: set[str], own: dict[str, int]) -> None:
-    """Models with a vocabulary by name (BPE, WordLevel, WordPiece)."""
-    vocab = {
-        (_RENAMED + name if name in renamed else name): number for name, number in model["vocab"].items()
-    }
-    model["vocab"] = {**vocab, **own}  # the library takes a marker's id from here, else it counts on
-    if model.get("unk_token") in renamed:
-        model["unk_token"] = _RENAMED + model["unk_token"]
-    if "merges" in model:
-        prefix = len(model.get("continuing_subword_prefix") or "")
-        model["merges"] = [
-            merge for merge in model["merges"] if not renamed & set(_merge_names(merge, prefix))
-        ]
-
-
-def _merge_names(merge: str | list[str], prefix: int) -> tuple[str, str, str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right, left + right[prefix:]
-
-
-def _rename_pieces(model: dict[str, Any], renamed: set[str], own: dict[str, int]) -> None:
-    """Unigram models: the id of a piece is its place in the list."""
-    vocab = [[_RENAMED + name if name in renamed else name, score] for name, score in model["vocab"]]
-    present = {name for name, _ in vocab}
-    for name, number in sorted(own.items(), key=lambda item: item[1]):
-        if name not in present:
-            vocab += [[f"{_RENAMED}{place}", 0.0] for place in range(len(vocab), number)]
-            vocab.append([name, 0.0])
-    model["vocab"] = vocab
-
-
-def _unknown_token(model: dict[str, Any]) -> str | None:
-    """The token for what the vocabulary cannot spell: plain text may become it."""
-    if isinstance(model["vocab"], list):
-        place = model.get("unk_id")
-        return None if place is None else str(model["vocab"][place][0])
-    unk = model.get("unk_token")
-    return str(unk) if unk in model["vocab"] else None
+    if eos is None:
+        problems.append(_no_eos(eos_id, added))
+    elif eos in markers:
+        problems.append(f"marker {eos!r} is the end-of-document token (id {eos_id}); it cannot be a marker")
+    if problems:
+        raise Refused(problems)
+    assert eos is not None
+    return str(eos)
 
 
 def _no_eos(eos_id: int, added: dict[str, int]) -> str:

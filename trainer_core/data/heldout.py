@@ -17,6 +17,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer_core.data.documents import Document
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.records import read_record
 from trainer_core.data.shards import Shard, hash_shard, read_shard, write_shard
@@ -182,12 +183,12 @@ def _make_stream(
     return StreamRecord(documents=len(documents), tokens=held, files=num_files, blake2b=digest)
 
 
-def _heldout_batches(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[list[str]]:
+def _heldout_batches(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[list[Document]]:
     origin = files.sources.fetch(spec.name, path)
-    batch: list[str] = []
-    for text in iter_documents(origin, spec.text):
-        if is_held_out(text, identity=spec.identity, fraction=spec.heldout):
-            batch.append(text)
+    batch: list[Document] = []
+    for document in iter_documents(origin, spec.text, markers=spec.markers):
+        if is_held_out(document, identity=spec.identity, fraction=spec.heldout):
+            batch.append(document)
         if len(batch) == _BATCH:
             yield batch
             batch = []

@@ -10,14 +10,30 @@ from __future__ import annotations
 
 import hashlib
 
+from trainer_core.data.documents import Document, document_text
+
 PARTS = 1_000_000
 _LONGEST_KEY = 64
 
 
-def is_held_out(text: str, *, identity: str, fraction: float) -> bool:
-    """Whether a document of the source `identity` is kept for validation; fractions count in millionths."""
-    key = identity.encode("utf-8")
-    if len(key) > _LONGEST_KEY:
-        key = hashlib.blake2b(key).digest()
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=key).digest()
-    return int.from_bytes(digest, "big") % PARTS < round(fraction * PARTS)
+class Holdout:
+    """The held-out decision of one source."""
+
+    def __init__(self, *, identity: str, fraction: float) -> None:
+        """Fractions count in millionths."""
+        key = identity.encode("utf-8")
+        if len(key) > _LONGEST_KEY:
+            key = hashlib.blake2b(key).digest()
+        self._keyed = hashlib.blake2b(digest_size=8, key=key)
+        self._limit = round(fraction * PARTS)
+
+    def holds(self, text: bytes) -> bool:
+        """Whether a document with these UTF-8 bytes is kept for validation."""
+        hasher = self._keyed.copy()
+        hasher.update(text)
+        return int.from_bytes(hasher.digest(), "big") % PARTS < self._limit
+
+
+def is_held_out(document: Document, *, identity: str, fraction: float) -> bool:
+    """Whether a document of the source `identity` is kept for validation; a chat is decided by its text."""
+    return Holdout(identity=identity, fraction=fraction).holds(document_text(document).encode("utf-8"))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from trainer_core.data.documents import Damaged, Element
+from trainer_core.data.elements import JsonElements
 from trainer_core.data.folder import suffix_of
 from trainer_core.errors import Refused
 
@@ -36,7 +38,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line.decode("utf-8", "surrogateescape"))
         except ValueError as error:
-            raise Refused(
+            raise Damaged(
                 f"{path}: line {number} is not JSON ({error}); the file may be cut: fetch it again"
             ) from None
         except RecursionError:
@@ -48,21 +50,30 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def column_values(path: Path, column: str) -> Iterator[str | None]:
     """One key of every row, None where a row lacks it. Raises Refused if all rows do or one is no string."""
+    for number, value in _cells(path, column):
+        if value is not None and not isinstance(value, str):
+            raise Refused(f"{path}: row {number}: {column!r} is {type(value).__name__}, expected a string")
+        yield value
+
+
+def list_rows(path: Path, column: str, fields: Sequence[str] | None) -> Iterator[list[Element] | None]:
+    """The elements of every row's list; `fields` names what is read of each, None: they are texts."""
+    elements = JsonElements(str(path), column, fields)
+    for number, value in _cells(path, column):
+        yield elements.read(value, number)
+    elements.finish()
+
+
+def _cells(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    """Number, from 1, and value of one key in every row; raises Refused if no row has it."""
     num_rows, present = 0, False
     seen: dict[str, None] = {}
-    for row in rows(path):
-        num_rows += 1
+    for num_rows, row in enumerate(rows(path), start=1):
         if column in row:
             present = True
-            value = row[column]
-            if value is not None and not isinstance(value, str):
-                raise Refused(
-                    f"{path}: row {num_rows}: {column!r} is {type(value).__name__}, expected a string"
-                )
-            yield value
-        else:
+        elif not present:
             seen.update(dict.fromkeys(row))
-            yield None
+        yield num_rows, row.get(column)
     if num_rows and not present:
         raise Refused(f"{path}: no column {column!r}; it has {list(seen)[:_COLUMNS_SHOWN]}")
 
@@ -99,7 +110,7 @@ def _opened(path: Path) -> Iterator[_Stream]:
     """The decompressed bytes; errors of the codec become Refused, errors of the disk stay what they are."""
     suffix = suffix_of(path)
     if suffix != ".jsonl" and path.stat().st_size == 0:
-        raise Refused(f"{path}: truncated: a compressed file cannot have 0 bytes; fetch it again")
+        raise Damaged(f"{path}: truncated: a compressed file cannot have 0 bytes; fetch it again")
     try:
         if suffix == ".jsonl.gz":
             with gzip.open(path, "rb") as stream:
@@ -111,8 +122,8 @@ def _opened(path: Path) -> Iterator[_Stream]:
             with open(path, "rb") as stream:
                 yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise Refused(f"{path}: truncated or damaged ({error}); fetch it again") from error
+        raise Damaged(f"{path}: truncated or damaged ({error}); fetch it again") from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise Refused(f"{path}: truncated or damaged ({error}); fetch it again") from error
+        raise Damaged(f"{path}: truncated or damaged ({error}); fetch it again") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer_core.data.documents import Document, document_text
 from trainer_core.data.encode import Encoder, check_library, read_tokenizer
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.order import permutation
@@ -143,9 +144,9 @@ class OpenFiles:
         lengths: list[int] = []
         heldout = 0
 
-        def kept() -> Iterator[str]:
+        def kept() -> Iterator[Document]:
             nonlocal heldout
-            for text in iter_documents(origin, spec.text, counts):
+            for text in iter_documents(origin, spec.text, counts, spec.markers):
                 if is_held_out(text, identity=spec.identity, fraction=spec.heldout):
                     heldout += 1
                 else:
@@ -204,13 +205,13 @@ class OpenFiles:
         }
 
 
-def batches(texts: Iterator[str]) -> Iterator[list[str]]:
+def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Group documents so that a batch is worth a call and never large."""
-    batch: list[str] = []
+    batch: list[Document] = []
     characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
+    for document in documents:
+        batch.append(document)
+        characters += len(document_text(document))
         if len(batch) == _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -6,115 +6,126 @@ Never tokenizes and never decides what is held out. What it promises:
   always raises, at the latest when the iterator ends, so a caller must publish nothing before that.
 - A byte order mark at the start of a file is dropped; UTF-16 and UTF-32 files are refused by name.
 - JSON lines end in LF or CR LF, blank lines do not count; CR LF, NUL and U+FEFF inside a text are kept.
-- A text that is null, empty or only white space is skipped and counted. A JSON line without the column counts
-  as null, unless no line has it: then the file is refused, as is any file whose schema lacks the column.
+- A text that is null, empty or only white space is skipped and counted, and so is a list of messages or texts
+  that is null, empty, or holds only such texts. A JSON line without the column counts as null, unless no line
+  has it: then the file is refused, as is any file whose schema lacks the column.
 - Lone surrogates, and bytes of a column that are not UTF-8, become U+FFFD and the document is counted. A .txt
   file, which is one document, must be UTF-8.
 - Files are read by their own schema, never by another file's.
+- Memory is bounded by the largest row, never by the size of a file or of its row groups.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from trainer_core.data import json_lines, parquet
+from trainer_core.data import json_lines, parquet, parquet_lists
+from trainer_core.data.documents import Document, Element, Raw, ReadCounts, clean_text, is_blank
 from trainer_core.data.folder import suffix_of
+from trainer_core.data.lists import Lists
+from trainer_core.data.messages import Messages
+from trainer_core.data.sniff import sniff
 from trainer_core.data.sources import TextRule
 from trainer_core.errors import Refused
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+__all__ = ["ReadCounts", "check_file", "iter_documents", "resolve_rule"]
+
 _BOM = b"\xef\xbb\xbf"
-_SNIFFED_ROWS = 1000
-_LARGE_PART = 0.1
 
 
-@dataclass
-class ReadCounts:
-    """What reading a file left out or changed, in documents; filled while the iterator runs."""
-
-    null: int = 0
-    """Null texts, and JSON lines without the column."""
-    empty: int = 0
-    """Empty texts and texts of white space only."""
-    replaced: int = 0
-    """Documents in which undecodable bytes or lone surrogates became U+FFFD."""
-
-    def to_json(self) -> dict[str, int]:
-        """The counts that are not zero."""
-        return {key: value for key, value in vars(self).items() if value}
-
-
-def iter_documents(path: Path, rule: TextRule, counts: ReadCounts | None = None) -> Iterator[str]:
+def iter_documents(
+    path: Path, rule: TextRule, counts: ReadCounts | None = None, markers: Sequence[str] = ()
+) -> Iterator[Document]:
     """The documents of a file in their order. `counts` receives what was skipped or replaced.
 
-    Raises Refused naming the file when it is cut, damaged, not UTF-8, or has no such column.
+    `markers` are those of the source: what stands as one in a rule's template or join is a token. Raises
+    Refused naming the file when it is cut, damaged, not UTF-8, or has no such column.
     """
     counts = counts if counts is not None else ReadCounts()
+    if rule.kind == "auto":
+        resolved = resolve_rule(path, rule)
+        if resolved is None:
+            return
+        rule = resolved
+    if rule.kind in ("messages", "list") and suffix_of(path) != ".txt":
+        yield from _nested_documents(path, rule, counts, markers)
+        return
     for value in _values(path, rule):
         if value is None:
             counts.null += 1
             continue
-        text = value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
-        if not text or text.isspace():
+        text, replaced = clean_text(value)
+        if is_blank(text):
             counts.empty += 1
             continue
-        if not text.isascii():
-            text, num_replaced = _SURROGATE.subn("\ufffd", text)
-            counts.replaced += num_replaced > 0
+        counts.replaced += replaced
         yield text
 
 
 def resolve_rule(path: Path, rule: TextRule) -> TextRule | None:
     """The rule with `auto` replaced by what this file says; None if its first rows hold no text at all.
 
-    The large string column is the one that alone holds a tenth or more of the characters of the first 1,000
-    rows. Raises Refused naming the columns when there are several.
+    Raises Refused naming the columns when several are large, or the rule to write when the texts are lists.
     """
-    if suffix_of(path) == ".txt":
-        return TextRule(kind="whole") if rule.kind == "auto" else rule
     if rule.kind != "auto":
         return rule
-    sizes = _column_sizes(path)
-    total = sum(sizes.values())
-    large = [name for name, size in sizes.items() if size >= _LARGE_PART * total]
-    if not total:
-        return None
-    if len(large) == 1:
-        return TextRule(kind="column", column=large[0])
-    raise Refused(
-        f"{path}: the text column is not plain: string columns and their characters in the first rows are "
-        f'{sizes}; name one in the recipe: "text": {{"column": "<name>"}}'
-    )
+    if suffix_of(path) == ".txt":
+        return TextRule(kind="whole")
+    return sniff(path, _rows(path))
 
 
 def check_file(path: Path, rule: TextRule) -> None:
     """Refuse a file that its footer already shows to be unreadable under a resolved rule (parquet only)."""
-    if suffix_of(path) == ".parquet" and rule.column is not None:
+    if suffix_of(path) != ".parquet" or rule.column is None:
+        return
+    if rule.kind == "column":
         parquet.check_column(path, rule.column)
+    else:
+        parquet_lists.check_list_column(path, rule.column, _reader(path, rule, ()).fields)
 
 
-def _values(path: Path, rule: TextRule) -> Iterator[str | bytes | None]:
-    """Raw values of a file under a rule."""
-    suffix = suffix_of(path)
-    if suffix == ".txt":
+def _nested_documents(
+    path: Path, rule: TextRule, counts: ReadCounts, markers: Sequence[str]
+) -> Iterator[Document]:
+    reader = _reader(path, rule, markers)
+    for row, elements in enumerate(_lists(path, rule, reader.fields), start=1):
+        document = reader.document(elements, counts, row)
+        if document is not None:
+            yield document
+
+
+def _reader(path: Path, rule: TextRule, markers: Sequence[str]) -> Messages | Lists:
+    return Messages(rule, markers, str(path)) if rule.kind == "messages" else Lists(rule, markers)
+
+
+def _lists(path: Path, rule: TextRule, fields: Sequence[str] | None) -> Iterator[list[Element] | None]:
+    """The lists of a file under a rule."""
+    assert rule.column is not None
+    if suffix_of(path) == ".parquet":
+        return parquet_lists.list_rows(path, rule.column, fields)
+    _refuse_suffix(path)
+    return json_lines.list_rows(path, rule.column, fields)
+
+
+def _values(path: Path, rule: TextRule) -> Iterator[Raw | None]:
+    """Raw values of a file under a rule for plain texts."""
+    if suffix_of(path) == ".txt":
         yield _whole_file(path)
         return
-    if rule.kind == "auto":
-        resolved = resolve_rule(path, rule)
-        if resolved is None:
-            return
-        rule = resolved
     if rule.kind == "whole":
         raise Refused(f"{path}: has columns, but its source was pinned as plain text files")
     assert rule.column is not None
-    if suffix == ".parquet":
+    if suffix_of(path) == ".parquet":
         yield from parquet.column_values(path, rule.column)
-    elif suffix is not None:
-        yield from json_lines.column_values(path, rule.column)
     else:
+        _refuse_suffix(path)
+        yield from json_lines.column_values(path, rule.column)
+
+
+def _refuse_suffix(path: Path) -> None:
+    if suffix_of(path) is None:
         raise Refused(f"{path}: no reader for this suffix")
 
 
@@ -127,15 +138,9 @@ def _whole_file(path: Path) -> str:
         raise Refused(f"{path}: not UTF-8 at byte {error.start}; convert it or leave it out") from None
 
 
-def _column_sizes(path: Path) -> dict[str, int]:
-    """Characters of every string column in the first rows."""
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file as Python values; of a parquet file only the columns that can hold text."""
     if suffix_of(path) == ".parquet":
-        return parquet.string_column_sizes(path, _SNIFFED_ROWS)
-    sizes: dict[str, int] = {}
-    for index, row in enumerate(json_lines.rows(path)):
-        if index == _SNIFFED_ROWS:
-            break
-        for name, value in row.items():
-            if isinstance(value, str):
-                sizes[name] = sizes.get(name, 0) + len(value)
-    return sizes
+        return parquet_lists.text_rows(path)
+    _refuse_suffix(path)
+    return json_lines.rows(path)
