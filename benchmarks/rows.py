@@ -2,8 +2,8 @@
 
     python -m benchmarks.rows
 
-Both read the same shards in the same order: 15 sources, segments of 4M tokens, rows of 4,096. How many are read at a time decides
-whether the converted rows (8 bytes a token) stay in a cache of the CPU.
+Both read the same shards in the same order: 15 sources, segments of 4M tokens, rows of 4,096. Most of the
+time goes into the converted rows, 8 bytes a token, so it matters whether they fit into a cache of the CPU.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ class CycleShards:
         beat: Callable[[], None],
     ) -> None:
         """Hash every shard, calling `beat` all along. Raises Refused naming all that are not as recorded."""
-        self._folder = folder
         self._way_out = way_out
         self._beat = beat
         self._records = [{record["source"]: record for record in segment} for segment in records]
+        self._paths = [{r["source"]: str(folder / r["path"]) for r in segment} for segment in records]
         self._stamps: dict[tuple[int, str], _Stamp] = {}
         self._mapped: dict[int, dict[str, TokenArray]] = {}
         damaged: list[str] = []
@@ -51,7 +51,7 @@ class CycleShards:
     def tokens(self, segment: int, source: str) -> TokenArray:
         """A shard's tokens, for reading at once. Raises Refused when the file is not the recorded one."""
         key = (segment, source)
-        path = self._path(*key)
+        path = self._paths[segment][source]
         try:
             stamp = _stamp(path)
         except FileNotFoundError:
@@ -65,15 +65,12 @@ class CycleShards:
             self._mapped[segment] = {}
         mapped = self._mapped[segment]
         if source not in mapped:
-            mapped[source] = read_shard(path, way_out=self._way_out).tokens
+            mapped[source] = read_shard(Path(path), way_out=self._way_out).tokens
         return mapped[source]
-
-    def _path(self, segment: int, source: str) -> Path:
-        return self._folder / str(self._records[segment][source]["path"])
 
     def _checked(self, segment: int, source: str) -> _Stamp:
         """Compare a shard with its record; what its file looked like."""
-        path, record = self._path(segment, source), self._records[segment][source]
+        path, record = Path(self._paths[segment][source]), self._records[segment][source]
         tokens = read_shard(path, way_out=self._way_out).tokens
         stamp = _stamp(path)
         found = hash_shard(path, beat=self._beat)
@@ -89,6 +86,6 @@ class CycleShards:
         return stamp
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: str | Path) -> _Stamp:
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
