@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from trainer_core.data.listing import Glob, Listing, nearby, sort_out, strata_of, stratum_of, suffix_of
-from trainer_core.data.pinned_file import is_pointer
+from trainer_core.data.pinned_file import difference, refuse_pointer
 from trainer_core.data.sources import SourceFile, StratumRule
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_file
@@ -96,15 +96,11 @@ def pin_files(folder: Path, paths: tuple[str, ...], rule: StratumRule) -> tuple[
 def verify_file(folder: Path, file: SourceFile) -> Path:
     """The path of a pinned file, after comparing size and hash. Raises Refused when it is not that file."""
     path = folder / file.path
-    try:
-        size = os.stat(path).st_size
-    except FileNotFoundError:
-        raise Refused(f"{path}: this pinned file is gone; put it back and start again") from None
-    if size != file.size:
-        raise Refused(f"{path}: has {size} bytes, {file.size} were pinned; put the pinned file back")
-    found = sha256_file(path)
-    if found != file.digest:
-        raise Refused(f"{path}: sha256 is {found}, {file.digest} was pinned; put the pinned file back")
+    problem = difference(path, file)
+    if path.exists():
+        refuse_pointer(path)
+    if problem is not None:
+        raise Refused(f"{path}: {problem}; put the pinned file back and start again")
     return path
 
 
@@ -115,8 +111,5 @@ def _pin(folder: Path, path: str, stratum: str) -> SourceFile:
     after = os.stat(full)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise Refused(f"{full}: changed while it was read; start again when nothing writes to it")
-    if is_pointer(full):
-        raise Refused(
-            f"{full}: is a Git LFS pointer, not the file that it stands for; fetch it with `git lfs pull`"
-        )
+    refuse_pointer(full)
     return SourceFile(path=path, size=after.st_size, digest=digest, stratum=stratum)

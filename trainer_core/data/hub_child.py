@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import select
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -41,9 +39,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from trainer_core.errors import disk_full
+from trainer_core.line.parent import end_with_parent
 
 IDLE_SECONDS = 120.0
-_PARENT_SECONDS = 0.5
 _CONNECT_SECONDS = 10.0
 _TIMES = (_CONNECT_SECONDS, None, None, None)
 """Connect, read, write, pool: silence in the middle of an answer is the parent's watchdog's business."""
@@ -227,21 +225,10 @@ def _message(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _end_with_parent(parent: int) -> None:
-    """Leave when the parent has: whatever is half written is gone on with later."""
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_SECONDS)
-        os._exit(0)
-
-    threading.Thread(target=look, daemon=True).start()
-
-
 def main() -> None:
     """Answer until the parent is gone or has not asked for a while."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
-    _end_with_parent(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps({"kind": "ready"}), file=answers, flush=True)
     while select.select([sys.stdin], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.readline()):

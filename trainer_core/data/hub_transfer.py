@@ -73,7 +73,6 @@ class Transfer:
             self._refuse_pointer(self._target)
             return
         try:
-            self._target.parent.mkdir(parents=True, exist_ok=True)
             with self._claimed():
                 self._have(again)
         except OSError as error:
@@ -220,7 +219,11 @@ class Transfer:
         A part without bytes is removed at the end, by whom it belongs to.
         """
         while True:
-            descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                continue  # another download was discarded, and its empty folder with it
             try:
                 if _lock(descriptor) and _is_at(descriptor, self._part):
                     try:

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Protocol
 
+from trainer_core.errors import Refused
+
 _HASH_SLICE = 1 << 20
 _POINTER_BYTES = 1024
 _POINTER = re.compile(
@@ -49,6 +51,14 @@ def is_pointer(path: Path) -> bool:
     if os.stat(path).st_size > _POINTER_BYTES:
         return False
     return _POINTER.match(path.read_bytes()) is not None
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises Refused when a file of a folder is a Git LFS pointer."""
+    if is_pointer(path):
+        raise Refused(
+            f"{path}: is a Git LFS pointer, not the file that it stands for; fetch it with `git lfs pull`"
+        )
 
 
 def difference(path: Path, file: PinnedFile) -> str | None:
