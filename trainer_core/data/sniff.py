@@ -18,7 +18,7 @@ from trainer_core.errors import Refused
 SNIFFED_ROWS = 1000
 SNIFFED_CHARACTERS = 16 << 20
 _LARGE_PART = 0.1
-_CHAT = '["<|im_start|>", "{role}\\\\n{content}", "<|im_end|>", "\\\\n"]'
+_CHAT = '["<|im_start|>", "{role}\\n{content}", "<|im_end|>", "\\n"]'
 
 
 def sniff(path: Path, rows: Iterable[Mapping[str, Any]]) -> TextRule | None:
@@ -67,7 +67,7 @@ def _list_form(name: str, value: Any) -> str | None:
         field = max(first, key=lambda key: _characters(first[key]) if isinstance(first[key], str) else -1)
     elif not isinstance(first, str):
         return None
-    return f'"text": {{"list": {json.dumps(name)}, "field": {json.dumps(field)}, "join": "\\\\n"}}'
+    return f'"text": {{"list": {json.dumps(name)}, "field": {json.dumps(field)}, "join": "\\n"}}'
 
 
 def _as_list(value: str | bytes) -> list[Any] | None:
