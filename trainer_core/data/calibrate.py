@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_core.data.calibration import StratumCalibration, files_digest
+from trainer_core.data.documents import Document, ReadCounts, document_text
 from trainer_core.data.encode import Encoder
 from trainer_core.data.holdout import is_held_out
 from trainer_core.data.sources import SourceFile, TextRule
-from trainer_core.data.text import ReadCounts, iter_documents, resolve_rule
+from trainer_core.data.text import iter_documents, resolve_rule
 
 _SAMPLED_FIRST = 64 << 10
 _SAMPLED_PART = 64
@@ -69,15 +70,15 @@ class _Sample:
     def __init__(self, encoder: Encoder, where: str) -> None:
         self.encoder, self.where = encoder, where
         self.documents = self.bytes = self.tokens = self.default_ids = self.exact = 0
-        self.batch: list[str] = []
+        self.batch: list[Document] = []
 
-    def offer(self, text: str, size: int, seen_bytes: int) -> None:
+    def offer(self, document: Document, size: int, seen_bytes: int) -> None:
         """Take the document if the sample is behind its part of the bytes seen."""
         if self.bytes >= _SAMPLED_FIRST and self.bytes * _SAMPLED_PART >= seen_bytes:
             return
         self.documents += 1
         self.bytes += size
-        self.batch.append(text)
+        self.batch.append(document)
         if len(self.batch) == _BATCH:
             self.encode()
 
@@ -85,10 +86,9 @@ class _Sample:
         """Encode what was taken and count."""
         encoded = self.encoder.encode(self.batch, where=self.where)
         self.tokens += sum(len(document) for document in encoded)
-        self.default_ids += self.encoder.default_control_ids(self.batch)
-        self.exact += sum(
-            self.encoder.decode(ids) == text for ids, text in zip(encoded, self.batch, strict=True)
-        )
+        texts = [document_text(document) for document in self.batch]
+        self.default_ids += self.encoder.default_control_ids(texts)
+        self.exact += sum(self.encoder.decode(ids) == text for ids, text in zip(encoded, texts, strict=True))
         self.batch.clear()
 
 
@@ -96,17 +96,19 @@ def _measure(
     path: Path, file: SourceFile, files: Sequence[SourceFile], rule: TextRule, under: Conditions
 ) -> StratumCalibration:
     counts = ReadCounts()
-    documents = heldout_documents = text_bytes = trained_bytes = 0
+    documents = heldout_documents = text_bytes = trained_bytes = longest_bytes = 0
     sample = _Sample(under.encoder, f"{path} (calibration sample)")
-    for text in iter_documents(path, rule, counts):
+    for document in iter_documents(path, rule, counts, under.encoder.markers):
+        text = document_text(document)
         size = len(text.encode("utf-8"))
         documents += 1
         text_bytes += size
+        longest_bytes = max(longest_bytes, size)
         if is_held_out(text, identity=under.identity, fraction=under.heldout):
             heldout_documents += 1
         else:
             trained_bytes += size
-            sample.offer(text, size, trained_bytes)
+            sample.offer(document, size, trained_bytes)
     sample.encode()
     return StratumCalibration(
         file=file.path,
@@ -122,5 +124,6 @@ def _measure(
         sampled_tokens=sample.tokens,
         default_control_ids=sample.default_ids,
         decoded_exactly=sample.exact,
+        longest_bytes=longest_bytes,
         files_sha256=files_digest(files),
     )

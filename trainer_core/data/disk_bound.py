@@ -76,7 +76,9 @@ def disk_bound(
         opened += _open_tokens(line, source, share[source.name]) * size
         # Tokens in reading order and in shuffled order; a file may also be new, below `opened`.
         making = max(making, 2 * largest[0] * size)
-        heldout += len(source.strata) * HELDOUT_TOKENS * size
+        kept = sum(min(HELDOUT_TOKENS, int(4 * source.heldout * s.tokens)) for s in source.strata)
+        longest = max(entry.longest_tokens for entry in measured)
+        heldout += (kept + len(source.strata) * (longest + _SMALL)) * size
     return DiskBound(
         shards=int(shards),
         open_files=int(opened),

@@ -126,13 +126,18 @@ def nearby(glob: Glob, paths: Iterable[str]) -> str:
         reached = [(found, parts) for found, parts in ahead if found]
         if not reached:
             names = sorted({parts[depth] + "/" * (depth + 1 < len(parts)) for _, parts in ahead})
-            names.sort(key=lambda name: -SequenceMatcher(None, name, glob.parts[depth]).ratio())
+            wanted = glob.parts[depth]
+            names.sort(key=lambda name: (name[: len(wanted)] != wanted, -_likeness(name, wanted)))
             folder = "/".join(ahead[0][1][:depth]) if ahead and depth else ""
             shown = ", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
             where = folder or "its top folder"
-            return f"{glob.parts[depth]!r} is not in {where}: there are {shown or 'no files'}"
+            return f"{wanted!r} is not in {where}: there are {shown or 'no files'}"
         positions = reached
     return "there are no files below it"
+
+
+def _likeness(name: str, other: str) -> float:
+    return SequenceMatcher(None, name, other).ratio()
 
 
 def stratum_of(path: str, rule: StratumRule) -> str:

@@ -36,6 +36,8 @@ __all__ = ["Recipe", "SourceRecipe", "dump_recipe", "integer_shares", "load_reci
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 SEED_LIMIT = 1 << 63
 MIN_AGE_HOURS = 24.0
+DEFAULT_RECIPE = Path(__file__).resolve().parents[2] / "examples" / "minicpm-2b" / "recipe.json"
+"""The open MiniCPM corpora; what `data init` takes when no recipe is named."""
 
 
 class _Strict(BaseModel):

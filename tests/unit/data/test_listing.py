@@ -63,7 +63,7 @@ def test_left_out_files_are_listed_with_their_reason() -> None:
 def test_a_pattern_that_matches_nothing_is_told_what_lies_near() -> None:
     paths = ["README.md", "data/Math-L1/a.parquet", "data/Math-L2-preview/b.parquet", "data/QA/c.parquet"]
     assert nearby(Glob("data/Math-L2/*.parquet"), paths) == (
-        "'Math-L2' is not in data: there are Math-L1/, Math-L2-preview/, QA/"
+        "'Math-L2' is not in data: there are Math-L2-preview/, Math-L1/, QA/"
     )
     assert nearby(Glob("dat/*.parquet"), paths).startswith("'dat' is not in its top folder: there are data/")
     assert nearby(Glob("data/QA/*.jsonl"), paths) == "'*.jsonl' is not in data/QA: there are c.parquet"
