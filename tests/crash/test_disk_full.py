@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.tools.faults import run_alone
 from tests.tools.real_line import make_real_line, outcome_of_line
+from tests.tools.small_disk import fill, small_disk
 from trainer_core.errors import DiskFull
 from trainer_core.line.checkpoints import list_checkpoints, verify
 from trainer_core.ops.run import run_inline
@@ -19,17 +18,10 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def disk(tmp_path):
     """A file system of 8 MB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield mount
-    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+    with small_disk(tmp_path / "disk") as mount:
+        yield mount
 
 
 def run(paths) -> tuple[int, str]:
@@ -39,17 +31,9 @@ def run(paths) -> tuple[int, str]:
         return full.exit_code, str(full)
 
 
-def fill(mount: Path, *, leave: int) -> Path:
-    """Take all space but `leave` bytes."""
-    filler = mount / "filler"
-    free = shutil.disk_usage(mount).free
-    filler.write_bytes(b"\0" * max(0, free - leave))
-    return filler
-
-
 @pytest.mark.parametrize("leave", [0, 40_000, 300_000, 480_000])
-def test_a_full_disk_stops_the_line_and_loses_nothing(small_disk, leave):
-    root = small_disk / "line"
+def test_a_full_disk_stops_the_line_and_loses_nothing(disk, leave):
+    root = disk / "line"
     paths = make_real_line(root, cycles=2)
     run_alone(lambda: run(paths))
     expected = outcome_of_line(paths)
@@ -57,7 +41,7 @@ def test_a_full_disk_stops_the_line_and_loses_nothing(small_disk, leave):
     paths = make_real_line(root, cycles=2)
     code, message = run_inline(paths.root, cycles=1, say=lambda text: None)
     assert code == 0, message
-    filler = fill(small_disk, leave=leave)
+    filler = fill(disk, leave=leave)
     code, message = run(paths)
     assert code == 32, message
     assert "no space left" in message or "fit on the disk" in message

@@ -18,6 +18,7 @@ from typing import Any
 from trainer_core.data.assemble import write_segments
 from trainer_core.data.consumer import read_consumer
 from trainer_core.data.cycle_log import log_step
+from trainer_core.data.disk_bound import RAW_BUDGET_BYTES
 from trainer_core.data.file_steps import Report, report_nothing
 from trainer_core.data.hub_waiting import Patience, Say, say_nothing
 from trainer_core.data.manifest import (
@@ -107,6 +108,15 @@ class CyclePreparer:
             FileRef(source=source, path=path, size=self.files.pinned(source, path).size)
             for source, path in self._needed(cycle)
         ]
+
+    def bytes_needed(self, cycle: int) -> int:
+        """Bytes that preparing the cycle is expected to add to the disk, from here to its publication."""
+        width = 2 if self.line.token_dtype == "uint16" else 4
+        files = self._needed(cycle)
+        tokens = sum(self._estimate(*key) for key in files)
+        raw = sum(self.files.pinned(*key).size for key in files if self.files.sources.is_hub(key[0]))
+        shards = 0 if self.published(cycle) else self.line.cycle_tokens
+        return (tokens + shards) * width + min(raw, RAW_BUDGET_BYTES)
 
     def download(self, cycle: int) -> dict[str, Any]:
         """Compare the needed files of folders with their hashes, and download ahead from hubs.
