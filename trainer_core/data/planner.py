@@ -19,9 +19,9 @@ from trainer_core.data.parts import PartRows, cycle_parts, spread_segments
 from trainer_core.data.plan_state import PlanState
 from trainer_core.data.row_order import PartOrder, part_order, segment_bounds
 from trainer_core.data.sources import DataLine, Piece
-from trainer_core.data.strata import Untokenized
+from trainer_core.data.strata import Untokenized, UsedUp
 from trainer_core.data.streams import Estimate, FileCounts, SourcePlan, plan_stream
-from trainer_core.errors import Refused
+from trainer_core.errors import DataUsedUp, Refused
 
 if TYPE_CHECKING:  # the consumer's record asks the state how much is planned
     from trainer_core.data.consumer import Consumer
@@ -101,6 +101,7 @@ def plan_cycle(
     sources: dict[str, SourcePlan] = {}
     after = dict(state.sources)
     missing: list[tuple[str, str]] = []
+    short: list[str] = []
     trained = _segment_tokens(parts).T.tolist()
     for name, segment_ends in zip(parts[0].order.names, trained, strict=True):
         try:
@@ -108,8 +109,16 @@ def plan_cycle(
         except Untokenized as wanted:
             missing += [(name, path) for path in wanted.paths]
             continue
+        except UsedUp as ended:
+            short += ended.problems
+            continue
         if planned is not None:
             sources[name], after[name] = planned
+    if short:
+        raise DataUsedUp(
+            "\n".join(short) + "\nevery text is trained once: append a recipe piece from this cycle on that "
+            "does without it (`nstrain data append`), or go on with a new data line that has more files"
+        )
     if missing:
         raise FilesNeeded(missing)
     last = parts[-1]

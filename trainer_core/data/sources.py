@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer_core.data.order import permutation
 from trainer_core.data.records import read_record
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_json
@@ -134,11 +135,31 @@ class SourceSpec:
 
     def stratum_files(self, stratum: str) -> tuple[SourceFile, ...]:
         """The files of one stratum, sorted by path."""
-        return tuple(file for file in self.files if file.stratum == stratum)
+        return self._by_stratum.get(stratum, ())
+
+    def file_order(self, seed: int, stratum: str) -> tuple[str, ...]:
+        """Paths of a stratum in the seeded order in which cycles open them."""
+        key = (seed, stratum)
+        if key not in self._orders:
+            files = self.stratum_files(stratum)
+            order = permutation(seed, "files", self.name, stratum, n=len(files))
+            self._orders[key] = tuple(files[index].path for index in order.tolist())
+        return self._orders[key]
 
     def estimated_tokens(self, path: str) -> int:
         """Tokens to expect of one file: its part of its stratum's estimate by bytes, at least 1."""
         return self._estimates[path]
+
+    @cached_property
+    def _by_stratum(self) -> dict[str, tuple[SourceFile, ...]]:
+        found: dict[str, list[SourceFile]] = {}
+        for file in self.files:
+            found.setdefault(file.stratum, []).append(file)
+        return {name: tuple(files) for name, files in found.items()}
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, str], tuple[str, ...]]:
+        return {}
 
     @cached_property
     def _estimates(self) -> dict[str, int]:

@@ -8,12 +8,12 @@ files per stratum stay open so that a cycle never depends on one file's end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer_core.data.plan_state import DocEnds, DocRange, OpenFile, StratumState
-from trainer_core.errors import DataUsedUp
 
 LEFT_OPEN = 2
 """Files of a stratum that are used in parts; all other open files are used up whole."""
@@ -32,8 +32,8 @@ class StratumFiles:
     """Its estimated tokens: its share is weight / sum of the source's weights."""
     files: tuple[str, ...]
     """Paths in the order in which they are opened."""
-    estimates: tuple[int, ...]
-    """Tokens expected in each file; decides only how many files are fetched at once."""
+    estimate: Callable[[str], int]
+    """Tokens expected in a file; decides only how many files are fetched at once."""
 
 
 class Untokenized(Exception):
@@ -42,6 +42,14 @@ class Untokenized(Exception):
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(*paths)
         self.paths = tuple(paths)
+
+
+class UsedUp(Exception):
+    """A cycle asks for more tokens than there are; what is short of how many, one sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(*problems)
+        self.problems = tuple(problems)
 
 
 class StratumTake:
@@ -137,20 +145,18 @@ class StratumTake:
         while left < target:
             if last == len(self.files.files):
                 break
-            ends = self._counts(self.files.files[last])
+            path = self.files.files[last]
+            ends = self._counts(path)
             if ends is None:
-                missing.append(self.files.files[last])
-                left += max(1, self.files.estimates[last])
+                missing.append(path)
+                left += max(1, self.files.estimate(path))
             else:
                 left += _position(ends, len(ends))
             last += 1
         if missing:
             raise Untokenized(missing)
         if left < target:
-            raise DataUsedUp(
-                f"{self._where}: used up, {target - left:,} tokens short; "
-                "every text is trained once: go on with a new data line that has more files or another recipe"
-            )
+            raise UsedUp([f"{self._where}: used up, {target - left:,} tokens short"])
         for path in self.files.files[self._next_file : last]:
             self._add(path, 0)
         self._next_file = last
@@ -177,33 +183,49 @@ def _position(ends: DocEnds, doc: int) -> int:
 
 
 def nearest_end(ends: DocEnds, doc_from: int, position: int) -> int:
-    """Number of documents whose end lies nearest to `position`, at least `doc_from`."""
-    upper = int(np.searchsorted(ends, position))
-    if upper >= len(ends):
-        return max(doc_from, len(ends))
-    if upper < doc_from:
-        return doc_from
-    below, above = _position(ends, upper), int(ends[upper])
-    return max(doc_from, upper if position - below <= above - position else upper + 1)
+    """Number of documents whose end lies nearest to `position`, at least `doc_from`; the fewer of two."""
+    (found,) = nearest_ends(ends, doc_from, np.array([position]))
+    return found
+
+
+def nearest_ends(ends: DocEnds, doc_from: int, positions: NDArray[np.int64]) -> list[int]:
+    """`nearest_end` of rising positions."""
+    if not len(ends):
+        return [doc_from] * len(positions)
+    upper = np.minimum(ends.searchsorted(positions), len(ends) - 1)
+    below = np.where(upper > 0, ends[upper - 1], 0)
+    found = upper + (positions - below > ends[upper] - positions)
+    result: list[int] = np.maximum(found, doc_from).tolist()
+    return result
 
 
 def cut_ranges(
-    docs: Sequence[DocRange], counts: Callable[[str], DocEnds], targets: Sequence[int]
-) -> list[list[DocRange]]:
-    """Cut a stratum's documents at the ends nearest to cumulative targets: len(targets) + 1 portions."""
-    portions: list[list[DocRange]] = [[] for _ in range(len(targets) + 1)]
+    docs: Sequence[DocRange],
+    counts: Callable[[str], DocEnds],
+    targets: NDArray[np.int64],
+    segments: Sequence[list[DocRange]],
+) -> None:
+    """Cut a stratum's documents at the ends nearest to cumulative targets, and add each to its segment.
+
+    There is one segment more than targets.
+    """
     index, position = 0, 0
     for entry in docs:
         ends = counts(entry.path)
         base = position - entry.start(ends)
         position += entry.tokens(ends)
+        inside = targets[index : int(targets.searchsorted(position))]
         first = entry.doc_from
-        while index < len(targets) and targets[index] < position:
-            cut = nearest_end(ends, first, targets[index] - base)
+        for cut in nearest_ends(ends, first, inside - base) if len(inside) else ():
             if cut > first:
-                portions[index].append(replace(entry, doc_from=first, doc_to=cut))
-            first = cut
+                segments[index].append(_cut(entry, first, cut))
+                first = cut
             index += 1
         if first < entry.doc_to or entry.doc_from == entry.doc_to:
-            portions[index].append(replace(entry, doc_from=first))
-    return portions
+            segments[index].append(_cut(entry, first, entry.doc_to))
+
+
+def _cut(entry: DocRange, first: int, last: int) -> DocRange:
+    return DocRange(
+        stratum=entry.stratum, path=entry.path, doc_from=first, token_from=entry.token_from, doc_to=last
+    )

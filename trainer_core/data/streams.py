@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from trainer_core.data.order import permutation
 from trainer_core.data.plan_state import DocEnds, DocRange, PlanState, SourceState, StratumState
 from trainer_core.data.sources import DataLine, SourceSpec
-from trainer_core.data.strata import StratumFiles, StratumTake, Untokenized, cut_ranges
-from trainer_core.errors import DataUsedUp
+from trainer_core.data.strata import StratumFiles, StratumTake, Untokenized, UsedUp, cut_ranges
 
 FileCounts = Callable[[str, str], DocEnds | None]
 """Document ends of a tokenized file by source and path; None while it is not tokenized."""
@@ -39,9 +39,7 @@ class SourcePlan:
 
 def file_order(line: DataLine, source: str, stratum: str) -> tuple[str, ...]:
     """Paths of a stratum in the seeded order in which cycles open them."""
-    files = line.source(source).stratum_files(stratum)
-    order = permutation(line.seed, "files", source, stratum, n=len(files))
-    return tuple(files[index].path for index in order.tolist())
+    return line.source(source).file_order(line.seed, stratum)
 
 
 def plan_stream(
@@ -54,7 +52,8 @@ def plan_stream(
 ) -> tuple[SourcePlan, SourceState] | None:
     """A source's stream and its state afterwards; None when the cycle has no row of it.
 
-    `shares` are the tokens that the source's rows train up to the end of each segment. Raises Untokenized.
+    `shares` are the tokens that the source's rows train up to the end of each segment. Raises Untokenized or
+    UsedUp.
     """
     cycle, name = state.next_cycle, spec.name
     trained = shares[-1]
@@ -67,20 +66,16 @@ def plan_stream(
     # The very first token of a source is context only: one more token than targets.
     credit = trained if before.head else trained + 1
     debts = _fill(takes, credit, trained + 1 - head_tokens, f"cycle {cycle}, source {name}")
-    portions = [
-        cut_ranges(take.ranges(), known, [take.taken_tokens * part // trained for part in shares[:-1]])
-        for take in takes
-    ]
-    pieces = []
-    for segment in range(len(shares)):
-        docs = [entry for portion in portions for entry in portion[segment]]
-        order = permutation(line.seed, "pieces", cycle, segment, name, n=len(docs))
-        pieces.append(tuple(docs[index] for index in order.tolist()))
-    stream = [*before.head, *(entry for segment in pieces for entry in segment)]
-    head_out = _after(stream, known, trained)
+    segments: list[list[DocRange]] = [[] for _ in shares]
+    for take in takes:
+        targets = [take.taken_tokens * share // trained for share in shares[:-1]]
+        cut_ranges(take.ranges(), known, np.array(targets, dtype=np.int64), segments)
+    pieces = tuple(_shuffled(line, docs, cycle, number, name) for number, docs in enumerate(segments))
+    held = head_tokens + sum(take.taken_tokens for take in takes)
+    head_out = _last([before.head, *pieces], known, held - trained)
     strata = {take.files.name: take.state(debt) for take, debt in zip(takes, debts, strict=True)}
     return (
-        SourcePlan(head=before.head, pieces=tuple(pieces), head_out=head_out),
+        SourcePlan(head=before.head, pieces=pieces, head_out=head_out),
         SourceState(strata=strata, head=head_out),
     )
 
@@ -99,6 +94,16 @@ def _known(name: str, counts: FileCounts, paths: Sequence[str]) -> Callable[[str
     return known
 
 
+def _shuffled(
+    line: DataLine, docs: list[DocRange], cycle: int, segment: int, name: str
+) -> tuple[DocRange, ...]:
+    """A segment's documents in their seeded order."""
+    if len(docs) < 2:
+        return tuple(docs)
+    order = permutation(line.seed, "pieces", cycle, segment, name, n=len(docs))
+    return tuple(docs[index] for index in order.tolist())
+
+
 def _take(
     line: DataLine, spec: SourceSpec, before: SourceState, counts: FileCounts, estimate: Estimate, cycle: int
 ) -> list[StratumTake]:
@@ -106,18 +111,17 @@ def _take(
     missing: list[str] = []
     takes = []
     for stratum in spec.strata:
-        files = file_order(line, spec.name, stratum.name)
         try:
             takes.append(
                 StratumTake(
                     StratumFiles(
                         name=stratum.name,
                         weight=stratum.tokens,
-                        files=files,
-                        estimates=tuple(estimate(spec.name, path) for path in files),
+                        files=spec.file_order(line.seed, stratum.name),
+                        estimate=partial(estimate, spec.name),
                     ),
                     before.strata.get(stratum.name, StratumState()),
-                    lambda path: counts(spec.name, path),
+                    partial(counts, spec.name),
                     f"cycle {cycle}, source {spec.name}, stratum {stratum.name}",
                 )
             )
@@ -132,11 +136,16 @@ def _fill(takes: Sequence[StratumTake], credit: int, demand: int, where: str) ->
     """Take each stratum's exact share to the nearest document, then top up to `demand`; the new debts."""
     total = sum(take.files.weight for take in takes)
     missing: list[str] = []
+    short_of: list[str] = []
     for take in takes:
         try:
             take.take(take.owed(credit) // total)
         except Untokenized as wanted:
             missing += wanted.paths
+        except UsedUp as ended:
+            short_of += ended.problems
+    if short_of:
+        raise UsedUp(short_of)
     if missing:
         raise Untokenized(missing)
 
@@ -146,27 +155,25 @@ def _fill(takes: Sequence[StratumTake], credit: int, demand: int, where: str) ->
     while (short := demand - sum(take.taken_tokens for take in takes)) > 0:
         by_debt = sorted(takes, key=lambda take: (-debt(take), take.files.name))
         if not any(take.take_document() for take in by_debt):
-            raise DataUsedUp(
-                f"{where}: used up, {short:,} tokens short; "
-                "every text is trained once: go on with a new data line that has more files or another recipe"
-            )
+            raise UsedUp([f"{where}: used up, {short:,} tokens short"])
     return [debt(take) for take in takes]
 
 
-def _after(
-    stream: Sequence[DocRange], counts: Callable[[str], DocEnds], skipped: int
+def _last(
+    stream: Sequence[Sequence[DocRange]], counts: Callable[[str], DocEnds], wanted: int
 ) -> tuple[DocRange, ...]:
-    """What is left of a stream after its first `skipped` tokens."""
-    left = []
-    for docs in stream:
+    """The last `wanted` tokens of a stream."""
+    left: list[DocRange] = []
+    for docs in reversed([entry for entries in stream for entry in entries]):
+        if wanted <= 0:
+            break
         ends = counts(docs.path)
         tokens = docs.tokens(ends)
-        if skipped >= tokens:
-            skipped -= tokens
+        if not tokens:
             continue
-        position = docs.start(ends) + skipped
-        doc = int(np.searchsorted(ends, position, side="right"))
+        position = docs.start(ends) + max(0, tokens - wanted)
+        doc = int(ends.searchsorted(position, side="right"))
         first = int(ends[doc - 1]) if doc else 0
         left.append(replace(docs, doc_from=doc, token_from=position - first))
-        skipped = 0
-    return tuple(left)
+        wanted -= tokens
+    return tuple(reversed(left))

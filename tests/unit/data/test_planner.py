@@ -265,6 +265,16 @@ def test_one_source_one_stratum_and_empty_files() -> None:
     assert paths.count("1") == paths.count("3") == 1
 
 
+def test_an_empty_file_may_be_the_one_left_open() -> None:
+    lengths = {"s": {"all": {"1": [7] * 300, "2": [], "3": []}}}
+    line = planned_line(lengths, cycle_tokens=1000, shares={"s": 1})
+    counts = KnownCounts(lengths)
+    for order in (("1", "2", "3"), ("2", "1", "3"), ("2", "3", "1")):
+        line.sources[0]._orders[(line.seed, "all")] = order
+        plans = plan_cycles(line, counts, one_consumer(row_length=10, tokens_per_update=100), cycles=2)
+        assert sum(d.doc_to - d.doc_from for plan in plans for s in plan.sources["s"].pieces for d in s) > 280
+
+
 def test_a_source_too_small_for_a_row_waits_for_its_turn() -> None:
     lengths = random_lengths(5)
     line = planned_line(lengths, cycle_tokens=320, shares={"s0": 99, "s1": 1})
