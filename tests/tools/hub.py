@@ -75,6 +75,8 @@ class Hub:
         self.page_size = page_size
         self.redirect = redirect
         """Whether large files are answered by a redirect to another host name, as by a content network."""
+        self.xet: str | None = None
+        """What becomes of downloads by xet, if that is offered: `no token`, or `no storage` to be reached."""
         self.log: list[Request] = []
         self.repos: dict[str, Repo] = {}
         self.lock = threading.Lock()

@@ -19,6 +19,7 @@ _LARGE = (".parquet", ".zst", ".gz")
 _LARGE_BYTES = 1000
 _API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.+))?)?")
 _RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_XET = re.compile(r"/xet/([^/]+/[^/]+)")
 _NETWORK = re.compile(r"/network/([^/]+/[^/]+)/([^/]+)/(.+)")
 
 
@@ -121,7 +122,13 @@ class Answers(BaseHTTPRequestHandler):
         self._send(401, b"gated", {"X-Error-Code": "GatedRepo", "X-Error-Message": message})
 
     def _answer(self, path: str, body: bytes) -> None:
-        for route, answer in ((_API, self._api), (_RESOLVE, self._resolve), (_NETWORK, self._network)):
+        routes = (
+            (_API, self._api),
+            (_RESOLVE, self._resolve),
+            (_NETWORK, self._network),
+            (_XET, self._xet_token),
+        )
+        for route, answer in routes:
             if found := route.fullmatch(path):
                 repo = self.hub.repos.get(found[1])
                 if repo is None:
@@ -201,6 +208,8 @@ class Answers(BaseHTTPRequestHandler):
         if is_large(path, data):
             headers |= {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Linked-Size": str(len(data))}
             headers["X-Linked-Etag"] = headers["ETag"]
+            if self.hub.xet:
+                headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{self.hub.url}/xet/{name}"}
             if self.hub.redirect:
                 place = f"{self.hub.network_url}/network/{name}/{commit}/{quote(path)}"
                 self._send(302, b"", headers | {"Location": place})
@@ -210,6 +219,13 @@ class Answers(BaseHTTPRequestHandler):
     def _network(self, repo: Repo, name: str, commit: str, path: str) -> None:
         data = repo.commits[commit][path]
         self._send_file(data, {"ETag": '"opaque"', "Accept-Ranges": "bytes"})
+
+    def _xet_token(self, repo: Repo, name: str) -> None:
+        if self.hub.xet == "no token":
+            self._send(404, b"{}")
+            return
+        storage = {"X-Xet-Cas-Url": "http://127.0.0.1:1", "X-Xet-Access-Token": "t"}
+        self._send(200, b"{}", {**storage, "X-Xet-Token-Expiration": str(int(time.time()) + 3600)})
 
     def _send_file(self, data: bytes, headers: dict[str, str]) -> None:
         if self._action == "corrupt" and data:

@@ -57,6 +57,10 @@ class _OtherCommitError(Exception):
     """The hub answered for another commit than the one asked for."""
 
 
+class _XetError(Exception):
+    """The file can be had, but not by xet."""
+
+
 def revision(request: Message) -> Message:
     """The commit that a branch, tag or commit stands for, and when it was made."""
     place = f"revision/{quote(request['revision'], safe='')}"
@@ -90,16 +94,7 @@ def fetch(request: Message) -> Message:
     if head.commit_hash not in (None, request["commit"]):
         raise _OtherCommitError(f"commit {head.commit_hash} instead of {request['commit']}")
     if request["xet"] and head.xet_file_data is not None and importlib.util.find_spec("hf_xet"):
-        file = hf_hub_download(
-            request["repo"],
-            request["path"],
-            repo_type="dataset",
-            revision=request["commit"],
-            local_dir=request["stage"],
-            token=request["token"],
-            endpoint=request["endpoint"],
-        )
-        return {"file": file}
+        return {"file": _by_xet(request)}
     _download(request, url, Path(request["part"]))
     return {"file": request["part"]}
 
@@ -121,6 +116,7 @@ _KINDS: dict[type[BaseException], str] = {
     RevisionNotFoundError: "no_revision",
     RemoteEntryNotFoundError: "no_file",
     _OtherCommitError: "other_commit",
+    _XetError: "no_xet",
 }
 OPERATIONS = {"revision": revision, "page": page, "fetch": fetch, "cached": cached}
 
@@ -167,6 +163,24 @@ def _download(request: Message, url: str, part: Path) -> None:
             _write(file, chunk)
             if file.tell() > size:
                 break
+
+
+def _by_xet(request: Message) -> str:
+    """Where huggingface_hub put the file below the request's `stage`."""
+    try:
+        return hf_hub_download(
+            request["repo"],
+            request["path"],
+            repo_type="dataset",
+            revision=request["commit"],
+            local_dir=request["stage"],
+            token=request["token"],
+            endpoint=request["endpoint"],
+        )
+    except Exception as error:
+        if isinstance(error, OSError) and disk_full(error):
+            raise
+        raise _XetError(_message(error)) from error
 
 
 def _write(file: Any, data: bytes) -> None:

@@ -18,7 +18,7 @@ _ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _UNEXPECTED_TRIES = 3
-PASSING = ("busy", "away", "stalled", "died")
+PASSING = ("busy", "away", "stalled", "died", "no_xet")
 """Kinds of failures that may be over later."""
 
 
@@ -74,7 +74,7 @@ class Hub:
         self.wait.check_leaving()
         check = self.wait.check_leaving
         answer = ask(full, xet=self.xet, watched=watched, patience=self._patience, check=check)
-        if answer["kind"] in ("stalled", "died", "failed"):
+        if answer["kind"] in ("stalled", "died", "failed", "no_xet"):
             self.xet = False
         return answer
 

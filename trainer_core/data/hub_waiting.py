@@ -41,6 +41,15 @@ class Patience:
     """Downloads that may end with other bytes than the pinned ones before the file is refused."""
 
 
+def delay(patience: Patience, num_failures: int, retry_after: float | None, chance: float) -> float:
+    """Seconds to wait after so many earlier failures; `chance` is a random number below 1.
+
+    Never less than the hub asks for, and never more than the longest wait unless it does.
+    """
+    chosen = min(patience.longest_seconds, patience.first_seconds * 2.0 ** min(num_failures, 32))
+    return max(chosen, retry_after or 0.0) * (1.0 + patience.jitter * chance)
+
+
 _waiting: dict[Path, set[Wait]] = {}
 _lock = threading.Lock()
 
@@ -80,7 +89,7 @@ class Wait:
             self.over()
         now = time.monotonic()
         self._since = self._since or now
-        seconds = self._seconds(retry_after)
+        seconds = delay(self._patience, self._failures, retry_after, random.random())
         self._failures += 1
         self._say(f"{self._what}: {reason}; tried again in {seconds:.0f} s")
         end = now + seconds
@@ -112,11 +121,6 @@ class Wait:
         """Wait for something else than the hub."""
         self._leaving.wait(seconds)
         self.check_leaving()
-
-    def _seconds(self, retry_after: float | None) -> float:
-        patience = self._patience
-        chosen = min(patience.longest_seconds, patience.first_seconds * 2.0 ** min(self._failures, 32))
-        return max(chosen, retry_after or 0.0) * (1.0 + patience.jitter * random.random())
 
     def _announce(self, reason: str) -> None:
         if self._announced:
