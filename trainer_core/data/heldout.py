@@ -1,14 +1,15 @@
 """Held-out token streams of a data line, one per stratum: made once, and made again when they are damaged.
 
 `make_streams` walks each stratum's files in the order in which cycles open them and keeps the held-out
-documents up to a bounded number of tokens; heldout.json records every stream's hash and is written last.
-Readers compare that hash before they use a stream. Held-out text never enters a cycle (holdout.py decides
-before anything is encoded).
+documents up to a bounded number of tokens, out of a bounded number of bytes. heldout.json records every
+stream's hash as soon as it is made, so that an interrupted walk goes on, and what each source's streams
+depend on, so that new sources change nothing of the others. Readers compare the hash before they use a
+stream. Held-out text never enters a cycle (holdout.py decides before anything is encoded).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,19 @@ from trainer_core.data.sources import DataLine, SourceSpec
 from trainer_core.data.streams import file_order
 from trainer_core.data.text import iter_documents
 from trainer_core.errors import Refused
-from trainer_core.line.files import publish, write_json
+from trainer_core.line.files import publish, sha256_json, write_json
 from trainer_core.line.paths import DataPaths
 
 if TYPE_CHECKING:  # readers of rows need no tokenizer
     from trainer_core.data.open_files import OpenFiles
 
-FORMAT = "heldout/1"
+FORMAT = "heldout/2"
+WALKED_BYTES = 16 << 30
+"""Bytes of files after which a stratum's walk ends with what it has: a bound for tiny fractions."""
 _BATCH = 64
+
+Progress = Callable[[str], None]
+"""Takes a line for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +59,10 @@ class StreamRecord:
 class HeldoutRecord:
     """All of heldout.json."""
 
-    data_digest: str
-    """Digest of the data line when the text was collected."""
     tokens_per_stratum: int
-    """Tokens after which a stratum's collection ended."""
+    """Tokens after which a stratum's collection ends."""
+    made_from: dict[str, str]
+    """Digest of what a source's streams depend on, by source."""
     sources: dict[str, dict[str, StreamRecord]]
     """Streams by source and stratum."""
 
@@ -75,45 +81,79 @@ def stream_path(paths: DataPaths, source: str, stratum: str) -> Path:
     return paths.heldout / source / f"{quote(stratum, safe='')}.safetensors"
 
 
+def made_from(line: DataLine, spec: SourceSpec) -> str:
+    """Digest of everything that decides a token of a source's streams; other sources are no part of it."""
+    return sha256_json(
+        {
+            "source": spec.name,
+            "identity": spec.identity,
+            "heldout": spec.heldout,
+            "text": spec.text.to_json(),
+            "markers": list(spec.markers),
+            "files": [[file.path, file.size, file.digest, file.stratum] for file in spec.files],
+            "encode_sha256": spec.encode_sha256,
+            "tokenizer_sha256": line.tokenizer.sha256,
+            "library_version": line.tokenizer.library_version,
+            "eos_id": line.eos_id,
+            "token_dtype": line.token_dtype,
+            "seed": line.seed,
+        }
+    )
+
+
 def read_heldout(paths: DataPaths, line: DataLine) -> HeldoutRecord:
-    """The record. Raises Refused when no held-out text is collected, or another line's."""
+    """The record of all the line's streams. Raises Refused when some are missing or of another data line."""
     path, command = record_path(paths), f"`nstrain data val --work {paths.root}`"
     if not path.exists():
         raise Refused(f"{paths.root}: no held-out text is collected; run {command} first")
-    again = f"delete it and run {command}: it collects the same text again"
-    record = read_record(path, FORMAT, _from_json, way_out=again)
-    if record.data_digest != line.digest():
-        raise Refused(
-            f"{path}: the text was collected when the data line's digest was {record.data_digest}, "
-            f"{paths.data} now has {line.digest()}; put back the {paths.data.name} that it was collected with"
-        )
-    names = {spec.name: {stratum.name for stratum in spec.strata} for spec in line.sources}
-    if {name: set(strata) for name, strata in record.sources.items()} != names:
-        raise Refused(f"{path}: its sources and strata are not those of the data line; {again}")
+    record = _recorded(paths, line)
+    missing = [
+        f"source {spec.name}"
+        for spec in line.sources
+        if {stratum.name for stratum in spec.strata} != record.sources.get(spec.name, {}).keys()
+    ]
+    if missing:
+        raise Refused(f"{path}: the held-out text of {', '.join(missing)} is not collected; run {command}")
     return record
 
 
 def make_streams(
-    paths: DataPaths, line: DataLine, files: OpenFiles, tokens_per_stratum: int
+    paths: DataPaths,
+    line: DataLine,
+    files: OpenFiles,
+    tokens_per_stratum: int,
+    *,
+    new: Collection[str] = (),
+    progress: Progress = lambda message: None,
 ) -> HeldoutRecord:
-    """Collect all streams, or those that are missing or damaged. The caller holds the line's lock."""
+    """Collect the streams that are missing or damaged. The caller holds the line's lock.
+
+    `new` are sources that the data line does not have yet: what a cut-off append may have left of them counts
+    only if it is the same text.
+    """
+    record = HeldoutRecord(tokens_per_stratum=tokens_per_stratum, made_from={}, sources={})
     if record_path(paths).exists():
-        record = read_heldout(paths, line)
-        for source, stratum in _damaged(paths, record):
-            _make_again(paths, line, files, record, source, stratum)
-        return record
-    record = HeldoutRecord(
-        data_digest=line.digest(),
-        tokens_per_stratum=tokens_per_stratum,
-        sources={
-            spec.name: {
-                stratum.name: _make_stream(paths, line, spec, stratum.name, files, tokens_per_stratum)
-                for stratum in spec.strata
-            }
-            for spec in line.sources
-        },
-    )
-    write_json(record_path(paths), record.to_json())
+        record = _recorded(paths, line, new=new)
+    for spec in line.sources:
+        record.made_from[spec.name] = made_from(line, spec)
+        streams = record.sources.setdefault(spec.name, {})
+        for stratum in (stratum.name for stratum in spec.strata):
+            known = streams.get(stratum)
+            if known is not None and _is_whole(paths, spec.name, stratum, known):
+                continue
+            made = _make_stream(paths, line, spec, stratum, files, record.tokens_per_stratum)
+            if known is not None and made != known:
+                raise Refused(
+                    f"{stream_path(paths, spec.name, stratum)}: made again, this held-out stream is "
+                    f"{made.blake2b}, {record_path(paths)} says {known.blake2b}; restore {paths.heldout} "
+                    "from a backup"
+                )
+            streams[stratum] = made
+            write_json(record_path(paths), record.to_json())
+            progress(
+                f"{spec.name}, {stratum}: {made.documents:,} held-out documents, {made.tokens:,} tokens "
+                f"out of {made.files} files"
+            )
     return record
 
 
@@ -128,47 +168,57 @@ def open_stream(paths: DataPaths, record: HeldoutRecord, source: str, stratum: s
     return read_shard(path, way_out=way_out)
 
 
-def _damaged(paths: DataPaths, record: HeldoutRecord) -> list[tuple[str, str]]:
-    """Streams that are missing or not the recorded ones."""
-    found = []
-    for source, strata in record.sources.items():
-        for stratum, stream in strata.items():
-            path = stream_path(paths, source, stratum)
-            if not path.exists() or hash_shard(path) != stream.blake2b:
-                found.append((source, stratum))
-    return found
+def _recorded(paths: DataPaths, line: DataLine, *, new: Collection[str] = ()) -> HeldoutRecord:
+    """What is recorded of the line's sources. Raises Refused when it was made from anything else.
 
-
-def _make_again(
-    paths: DataPaths, line: DataLine, files: OpenFiles, record: HeldoutRecord, source: str, stratum: str
-) -> None:
-    expected = record.sources[source][stratum]
-    made = _make_stream(paths, line, line.source(source), stratum, files, record.tokens_per_stratum)
-    if made != expected:
+    Sources that the line does not have are left out: an append that did not end left them.
+    """
+    path = record_path(paths)
+    again = f"delete it and run `nstrain data val --work {paths.root}`: it collects the same text again"
+    record = read_record(path, FORMAT, _from_json, way_out=again)
+    wanted = {spec.name: made_from(line, spec) for spec in line.sources}
+    same = [name for name, digest in wanted.items() if record.made_from.get(name) == digest]
+    others = [name for name in record.made_from if name in wanted and name not in (*same, *new)]
+    if others:
         raise Refused(
-            f"{stream_path(paths, source, stratum)}: made again, this held-out stream is {made.blake2b}, "
-            f"{record_path(paths)} says {expected.blake2b}; restore {paths.heldout} from a backup"
+            f"{path}: the text of {', '.join(others)} was collected from other files, or by other settings, "
+            f"than {paths.data} has now; put back the {paths.data.name} that it was collected with"
         )
+    strata = {spec.name: {stratum.name for stratum in spec.strata} for spec in line.sources}
+    if any(not record.sources.get(name, {}).keys() <= strata[name] for name in same):
+        raise Refused(f"{path}: its strata are not those of the data line; {again}")
+    return HeldoutRecord(
+        tokens_per_stratum=record.tokens_per_stratum,
+        made_from={name: wanted[name] for name in same},
+        sources={name: dict(record.sources.get(name, {})) for name in same},
+    )
+
+
+def _is_whole(paths: DataPaths, source: str, stratum: str, record: StreamRecord) -> bool:
+    path = stream_path(paths, source, stratum)
+    return path.exists() and hash_shard(path) == record.blake2b
 
 
 def _make_stream(
     paths: DataPaths, line: DataLine, spec: SourceSpec, stratum: str, files: OpenFiles, tokens: int
 ) -> StreamRecord:
     """Write one stratum's held-out stream; its record."""
-    encoder = files.encoder(spec.name)
     documents: list[NDArray[Any]] = []
-    held, num_files = 0, 0
-    for path in file_order(line, spec.name, stratum):
-        if held >= tokens:
+    held = num_files = walked = 0
+    order = file_order(line, spec.name, stratum) if spec.heldout else ()
+    for path in order:
+        if held >= tokens or walked >= WALKED_BYTES:
             break
         num_files += 1
-        for batch in _heldout_batches(spec, path, files):
-            for ids in encoder.encode(batch, where=path):
-                if held < tokens:
-                    documents.append(ids)
-                    held += len(ids)
+        walked += files.sources.pinned(spec.name, path).size
+        was_here = (spec.name, path) in files.sources.held()
+        for ids in _heldout_ids(spec, path, files):
+            documents.append(ids)
+            held += len(ids)
             if held >= tokens:
                 break
+        if not was_here:  # one download at a time on disk, and none that somebody else fetched is deleted
+            files.sources.discard(spec.name, path)
     target = stream_path(paths, spec.name, stratum)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
@@ -183,23 +233,24 @@ def _make_stream(
     return StreamRecord(documents=len(documents), tokens=held, files=num_files, blake2b=digest)
 
 
-def _heldout_batches(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[list[Document]]:
-    origin = files.sources.fetch(spec.name, path)
+def _heldout_ids(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[NDArray[Any]]:
+    """The held-out documents of a file, encoded."""
+    encoder = files.encoder(spec.name)
     batch: list[Document] = []
-    for document in iter_documents(origin, spec.text, markers=spec.markers):
+    for document in iter_documents(files.sources.fetch(spec.name, path), spec.text, markers=spec.markers):
         if is_held_out(document, identity=spec.identity, fraction=spec.heldout):
             batch.append(document)
         if len(batch) == _BATCH:
-            yield batch
+            yield from encoder.encode(batch, where=path)
             batch = []
     if batch:
-        yield batch
+        yield from encoder.encode(batch, where=path)
 
 
 def _from_json(value: Mapping[str, Any]) -> HeldoutRecord:
     return HeldoutRecord(
-        data_digest=value["data_digest"],
         tokens_per_stratum=value["tokens_per_stratum"],
+        made_from=dict(value["made_from"]),
         sources={
             source: {stratum: StreamRecord(**entry) for stratum, entry in strata.items()}
             for source, strata in value["sources"].items()

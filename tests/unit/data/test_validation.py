@@ -12,17 +12,12 @@ import pytest
 from tests.tools.run_json import run_json
 from tests.tools.tiny_data import disk_line
 from trainer_core.data.consumer import register_consumer
+from trainer_core.data.heldout import stream_path
+from trainer_core.data.heldout_rows import pack_rows
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.rows import DataLineRows
 from trainer_core.data.shards import read_shard, write_shard
-from trainer_core.data.validation import (
-    cut_rows,
-    load_rows,
-    make_heldout,
-    pack_rows,
-    rows_digests,
-    stream_path,
-)
+from trainer_core.data.validation import cut_rows, load_rows, make_heldout, rows_digests
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 
@@ -102,7 +97,7 @@ def test_a_stratum_without_a_row_gives_its_weight_to_the_others(tmp_path: Path) 
     streams["sources"]["code"]["t0"] |= {"blake2b": digest}
     (paths.heldout / "heldout.json").write_text(json.dumps(streams))
     record = cut_rows(work, 128, 2)
-    by_name = {entry["stratum"]: entry for entry in record["sources"]["code"]}
+    by_name = {entry["stratum"]: entry for entry in record["sources"]["code"]["strata"]}
     assert (by_name["t0"]["rows"], by_name["t0"]["share"]) == (0, 0.0)
     assert (by_name["t1"]["rows"], by_name["t1"]["share"]) == (2, 1.0)
     assert any("stratum t0" in note and "other strata carry its weight" in note for note in record["notes"])
@@ -204,8 +199,11 @@ def test_rows_that_are_not_the_pinned_ones_are_refused(tmp_path: Path) -> None:
     work = pinned_line(tmp_path)
     path = DataPaths(work).heldout / "rows-16.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "recipe": {"code": 0.5, "prose": 0.5}}))
-    with pytest.raises(Refused, match=r"is pinned; delete it and run `nstrain data val"):
+    record["sources"]["code"]["strata"][0]["share"] = 0.5
+    path.write_text(json.dumps(record))
+    with pytest.raises(
+        Refused, match=r"rows of source code are .* is pinned; delete it and run `nstrain data"
+    ):
         load_rows(work, 16)
 
 
