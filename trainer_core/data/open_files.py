@@ -2,38 +2,42 @@
 
 A tokenized file holds its training documents (held-out ones are decided first and left out) in an order
 permuted by the line's seed, and in its metadata what was left out. It appears by rename, so it is whole or
-absent; a file made from other bytes, another tokenizer copy, tokenizers version or seed counts as absent.
+absent; a file made from other bytes, another tokenizer copy, tokenizers version or seed counts as absent. Its
+sampled text hashes are on disk before it is.
+
+Several processes may tokenize files of one line at once, each another file. `on_disk` removes what killed
+processes left, so it is only called while none of them works: by the holder of the line's lock.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from trainer_core.data.documents import Document, document_text
+from trainer_core.data.documents import Damaged
 from trainer_core.data.encode import Encoder, check_library, read_tokenizer
-from trainer_core.data.holdout import is_held_out
+from trainer_core.data.fingerprints import hashes_path
 from trainer_core.data.order import permutation
 from trainer_core.data.plan_state import DocEnds
-from trainer_core.data.shards import Shard, ShardWriter, TokenArray, read_shard
+from trainer_core.data.reading import Reading
+from trainer_core.data.shards import Shard, ShardWriter, read_shard
 from trainer_core.data.source_files import SourceFiles
 from trainer_core.data.sources import DataLine, SourceFile
-from trainer_core.data.text import ReadCounts, iter_documents
+from trainer_core.data.spool import Spool
 from trainer_core.errors import DiskFull, Refused, disk_full
 from trainer_core.line.files import publish
 from trainer_core.line.paths import DataPaths
 
-FORMAT = "open-file/1"
+FORMAT = "open-file/2"
 _SUFFIX = ".safetensors"
 _SPOOL = ".spool"
 _PART = ".part"
-_BATCH_DOCUMENTS = 256
-_BATCH_CHARACTERS = 1 << 20
-_GATHER_TOKENS = 1 << 20
+_TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +52,20 @@ class OpenFacts:
     """Documents kept for validation."""
     skipped: dict[str, int]
     """Documents skipped or repaired while reading, by reason."""
+    characters: int
+    """Characters of the documents to train on."""
+    duplicates: int
+    """Documents to train on whose text stands earlier in the file."""
 
 
 class OpenFiles:
     """The tokenized files of a data line."""
 
-    def __init__(self, root: Path, line: DataLine) -> None:
-        self.sources = SourceFiles(DataPaths(root), line)
-        self._folder = DataPaths(root).open
+    def __init__(self, root: Path, line: DataLine, sources: SourceFiles | None = None) -> None:
+        """`sources` are the line's files where downloading them needs more than the defaults."""
+        self.sources = sources if sources is not None else SourceFiles(DataPaths(root), line)
+        self._paths = DataPaths(root)
+        self._folder = self._paths.open
         self._line = line
         self._shards: dict[tuple[str, str], Shard] = {}
         self._ends: dict[tuple[str, str], DocEnds] = {}
@@ -97,6 +107,8 @@ class OpenFiles:
             tokens=len(shard.tokens),
             heldout_docs=int(shard.metadata["heldout_docs"]),
             skipped=json.loads(shard.metadata["skipped"]),
+            characters=int(shard.metadata["characters"]),
+            duplicates=int(shard.metadata["duplicates"]),
         )
 
     def tokenize(self, source: str, path: str) -> OpenFacts:
@@ -104,17 +116,12 @@ class OpenFiles:
         if self.shard(source, path) is None:
             target = self.path(source, path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            spool, part = target.with_name(target.name + _SPOOL), target.with_name(target.name + _PART)
             try:
-                self._tokenize(source, path, spool, part)
-                publish(part, target)
+                self._tokenize_readable(source, path)
             except OSError as error:
                 if disk_full(error):
                     raise DiskFull(f"{target}: no space left; free space and start again") from error
                 raise
-            finally:
-                spool.unlink(missing_ok=True)
-                part.unlink(missing_ok=True)
         return self.facts(source, path)
 
     def forget(self, source: str, path: str) -> None:
@@ -125,6 +132,8 @@ class OpenFiles:
 
     def on_disk(self) -> list[tuple[str, str]]:
         """(source, path) of every tokenized file; leftovers of a killed process are removed on the way."""
+        for temporary in (self._paths.root / "hashes").rglob(f".*{_TEMPORARY}"):
+            temporary.unlink(missing_ok=True)
         found = []
         for spec in self._line.sources:
             folder = self._folder / spec.name
@@ -135,45 +144,56 @@ class OpenFiles:
                     found.append((spec.name, entry.relative_to(folder).as_posix().removesuffix(_SUFFIX)))
         return found
 
-    def _tokenize(self, source: str, path: str, spool: Path, part: Path) -> None:
-        spec, _ = self._files[source, path]
-        counts = ReadCounts()
-        dtype = np.dtype(self._line.token_dtype).newbyteorder("<")
+    def _tokenize_readable(self, source: str, path: str) -> None:
+        """Tokenize a file; a download that its format shows to be damaged is downloaded once more."""
         origin = self.sources.fetch(source, path)
+        try:
+            self._tokenize(source, path, origin)
+        except Damaged as error:
+            if not self.sources.is_hub(source):
+                raise
+            origin = self.sources.refetch(source, path)
+            try:
+                self._tokenize(source, path, origin)
+            except Damaged as again:
+                raise Refused(
+                    f"{again}; downloaded twice, both times with the pinned digest "
+                    f"{self.pinned(source, path).digest}: it was uploaded like this; "
+                    "make a new data line whose glob leaves it out"
+                ) from error
+
+    def _tokenize(self, source: str, path: str, origin: Path) -> None:
+        target = self.path(source, path)
+        stem = f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
+        spool, part = target.with_name(stem + _SPOOL), target.with_name(stem + _PART)
+        try:
+            self._write(source, path, origin, spool, part)
+            publish(part, target)
+        finally:
+            spool.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
+
+    def _write(self, source: str, path: str, origin: Path, spool_path: Path, part: Path) -> None:
+        """Read, encode and shuffle a file into `part`; its sampled hashes are written first."""
         encoder = self.encoder(source)
-        lengths: list[int] = []
-        heldout = 0
-
-        def kept() -> Iterator[Document]:
-            nonlocal heldout
-            for text in iter_documents(origin, spec.text, counts, spec.markers):
-                if is_held_out(text, identity=spec.identity, fraction=spec.heldout):
-                    heldout += 1
-                else:
-                    yield text
-
-        with open(spool, "wb") as file:
-            for batch in batches(kept()):
-                for ids in encoder.encode(batch, first_document=len(lengths), where=str(origin)):
-                    file.write(np.ascontiguousarray(ids, dtype=dtype).tobytes())
-                    lengths.append(len(ids))
-        order = permutation(self._line.seed, "documents", source, path, n=len(lengths))
-        sizes = np.array(lengths, dtype=np.int64)
-        writer = ShardWriter(
-            part,
-            num_tokens=int(sizes.sum()),
-            token_type=self._line.token_dtype,
-            doc_ends=np.cumsum(sizes[order]).astype(np.uint64),
-            metadata={
-                **self._origin(source, path),
-                "heldout_docs": str(heldout),
-                "skipped": json.dumps(counts.to_json(), sort_keys=True),
-            },
-        )
-        if lengths:
-            for tokens in _gather(np.memmap(spool, dtype=dtype, mode="r"), sizes, order):
+        reading = Reading(self._line.source(source), origin)
+        with Spool(spool_path, np.dtype(self._line.token_dtype).newbyteorder("<")) as spool:
+            for batch in reading.batches():
+                encoded = encoder.encode_flat(batch, first_document=len(spool), where=str(origin))
+                spool.append(encoded.ids, encoded.lengths)
+            order = permutation(self._line.seed, "documents", source, path, n=len(spool))
+            lengths = spool.lengths()
+            writer = ShardWriter(
+                part,
+                num_tokens=int(lengths.sum()),
+                token_type=self._line.token_dtype,
+                doc_ends=np.cumsum(lengths[order]).astype(np.uint64),
+                metadata={**self._origin(source, path), **reading.metadata()},
+            )
+            for tokens in spool.gather(order):
                 writer.append(tokens)
-        writer.finish()
+            writer.finish()
+        reading.fingerprints.keep_sample(hashes_path(self._paths, source, path))
 
     def encoder(self, source: str) -> Encoder:
         """The encoder of a source. Raises Refused unless library and tokenizer copy are the pinned ones."""
@@ -203,32 +223,3 @@ class OpenFiles:
             "text": json.dumps(spec.text.to_json()),
             "seed": str(self._line.seed),
         }
-
-
-def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Group documents so that a batch is worth a call and never large."""
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document_text(document))
-        if len(batch) == _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _gather(tokens: TokenArray, sizes: np.ndarray, order: np.ndarray) -> Iterator[TokenArray]:
-    """Documents in permuted order, in slices of bounded size (or one document)."""
-    starts = np.cumsum(sizes) - sizes
-    chunk: list[TokenArray] = []
-    held = 0
-    for doc in order.tolist():
-        chunk.append(tokens[starts[doc] : starts[doc] + sizes[doc]])
-        held += int(sizes[doc])
-        if held >= _GATHER_TOKENS:
-            yield np.concatenate(chunk)
-            chunk, held = [], 0
-    if chunk:
-        yield np.concatenate(chunk)
