@@ -64,12 +64,20 @@ class FlatState:
             param.grad = grad
             self._bound.append((param, weight, grad))
 
+    def unbound(self) -> list[str]:
+        """What is no longer a view of P or G, in words, by parameter."""
+        found = []
+        for (param, weight, grad), slot in zip(self._bound, self.layout.slots, strict=True):
+            if not _same_place(param, weight):
+                found.append(f"{slot.name} left the flat parameters")
+            if param.grad is None or not _same_place(param.grad, grad):
+                found.append(f"the gradient of {slot.name} left the flat gradients")
+        return found
+
     def assert_bound(self) -> None:
         """Every parameter and gradient is still its view of P and G."""
-        for (param, weight, grad), slot in zip(self._bound, self.layout.slots, strict=True):
-            assert param.data_ptr() == weight.data_ptr(), f"{slot.name} left the flat parameters"
-            same = param.grad is not None and param.grad.data_ptr() == grad.data_ptr()
-            assert same, f"the gradient of {slot.name} left the flat gradients"
+        found = self.unbound()
+        assert not found, found
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The buffers of a checkpoint by the name of their file; loading copies into them in place."""
@@ -104,3 +112,9 @@ def flat_state(
     state = FlatState(Layout.build(model.param_groups(), model.layer_label), device, dtype)
     state.bind(model)
     return state
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors begin at one element of one storage; on the meta device pointers would not tell."""
+    same_storage = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same_storage and a.storage_offset() == b.storage_offset()

@@ -1,23 +1,27 @@
 """One optimizer update in three recorded parts: micro-batch, norm, update; and forward-only evaluation.
 
-Owns the static inputs, the scalar block and the accumulators that the parts read and write. Every number
-that changes from update to update lives in the scalar block on the device, so a replay sees new values. The
-loss and gradient of an update are sums over all its targets divided by their number, however it is split.
+Owns the order in which parts are recorded and replayed and what passes between host and device; the parts
+themselves are in `parts`. The loss and gradient of an update are sums over all its targets divided by their
+number, however it is split. What happened may be read at once, or late so that the host never waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_core.engine.backends.protocol import GraphBackend
+from trainer_core.engine.backends.protocol import GraphBackend, Part
+from trainer_core.engine.collective import Collective, SingleProcess, shard
 from trainer_core.engine.flat import FlatState
-from trainer_core.kernels import adamw, grad_norm
+from trainer_core.engine.lanes import LaneSums, cut, owned, tree_sum
+from trainer_core.engine.parts import ModelLoss, Shape, StepParts
+from trainer_core.engine.transfer import Download, Upload
+from trainer_core.kernels import adamw
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]] | Tensor
@@ -26,10 +30,8 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]] | Tensor
 IGNORE_INDEX as a target does not count; as an input it is read as token 0.
 """
 
-ModelLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Inputs and targets [R, L] to the loss summed over the targets, and their number."""
-
-_LOSS_SCALE, _CLIP, _BETA1, _BETA2, _EPS, _GROUPS = range(6)
+UNREAD = 4
+"""Updates whose results may wait to be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,8 @@ class UpdateResult:
     """Gradient norm by layer label."""
     skipped: bool
     """Whether the update was skipped: weights and moments are then bit-untouched."""
+    skipped_run: int
+    """Skipped updates in a row up to this one; 0 when it applied."""
 
 
 def num_targets(rows: Rows) -> int:
@@ -82,122 +86,152 @@ class Step:
         state: FlatState,
         backend: GraphBackend,
         optimizer: adamw.AdamWUpdate | None = None,
+        collective: Collective | None = None,
+        lanes: int = 1,
     ) -> None:
-        self._model_loss = model_loss
         self._state = state
         self._backend = backend
-        self._optimizer = optimizer or adamw.choose(state.device)
-        self._handles: dict[Hashable, Hashable] = {}
-        self._inputs: dict[tuple[int, int], Tensor] = {}
-        num_groups, num_labels = len(state.layout.groups), len(state.layout.labels)
-        self._scalars = self._static(_GROUPS + 2 * num_groups)
-        self._loss_sum, self._eval_sum = self._static(1), self._static(1)
-        self._grad_norm = grad_norm.choose(state.layout.norm_segments, state.device)
-        self._norm_state = grad_norm.NormState(
-            max_norm=self._scalars[_CLIP],
-            betas=self._scalars[_BETA1 : _BETA2 + 1],
-            norms=self._static(1 + num_labels),
-            ok=torch.ones(1, device=state.device, dtype=torch.bool),
-            clip=self._static(1),
-            products=state.beta_products,
-            counters=state.counters,
+        self._collective = collective or SingleProcess()
+        self._num_lanes = len(owned(lanes, self._collective.world, self._collective.rank))
+        self._owned = shard(state.layout.total, self._collective)
+        self._parts = StepParts(
+            model_loss=model_loss,
+            state=state,
+            optimizer=optimizer or adamw.choose(state.device),
+            owned=self._owned,
         )
+        self._recorded: set[Hashable] = set()
+        self._uploads: dict[Shape, Upload] = {}
+        self._scalars = Upload(backend, self._parts.scalars)
+        self._results = Download(backend, self._parts.report, UNREAD)
+        self._counts: deque[int] = deque()
+
+    def prepare(self, micro: Sequence[Shape], evaluations: Sequence[Shape] = ()) -> None:
+        """Records every part for micro-batches and evaluations of (rows, row length), if it is not yet."""
+        with self._backend.active():
+            self._record_training({(rows, length + 1) for rows, length in micro})
+            self._record_evaluations({(rows, length + 1) for rows, length in evaluations})
 
     def update(self, micro_batches: Sequence[Rows], scalars: UpdateScalars) -> UpdateResult:
-        """Trains on the micro-batches of one update, in their order."""
-        count = sum(num_targets(rows) for rows in micro_batches)
-        assert count > 0, "an update without a target"
-        self._write_scalars(scalars, count)
-        self._loss_sum.zero_()
-        for rows in micro_batches:
-            shape = self._load(rows)
-            self._run(("micro", *shape), partial(self._micro, shape))
-        self._state.assert_bound()
-        self._run("norm", self._norm)
-        self._run("update", self._update)
-        return self._result(count)
+        """Trains on the micro-batches of one update, in their order, and waits for what happened."""
+        self.submit(micro_batches, scalars)
+        (result,) = self.results()
+        return result
 
-    @torch.no_grad()
+    def submit(self, micro_batches: Sequence[Rows], scalars: UpdateScalars) -> None:
+        """Asks the device for one update; `results` tells later what happened in it."""
+        count = self._collective.sum_counts(sum(num_targets(rows) for rows in micro_batches))
+        assert count > 0, "an update without a target"
+        with self._backend.active():
+            self._record_training({_shape(rows) for rows in micro_batches})
+            self._scalars.write(self._block(scalars, count))
+            self._accumulate(micro_batches)
+            self._state.assert_bound()
+            self._take_norm()
+            self._backend.replay("update")
+            self._collective.all_gather(self._state.P)
+            self._results.push()
+        self._counts.append(count)
+
+    def results(self, lag: int = 0) -> list[UpdateResult]:
+        """What happened in the updates that were not read yet, oldest first, but the newest `lag` of them."""
+        return [self._read() for _ in range(len(self._results) - lag)]
+
     def evaluate(self, rows: Rows) -> tuple[float, int]:
         """Loss summed over the targets of rows, and their number; touches no training state."""
-        shape = self._load(rows)
-        self._run(("evaluate", *shape), partial(self._evaluate, shape))
-        return float(self._eval_sum), num_targets(rows)
+        with self._backend.active():
+            shape = _shape(rows)
+            self._record_evaluations({shape})
+            self._load(rows)
+            self._backend.replay(("evaluate", *shape))
+            return float(self._parts.eval_sum), num_targets(rows)
 
     def release(self) -> None:
         """Forgets every recorded part and static input; the next call records anew."""
         self._backend.release()
-        self._handles.clear()
-        self._inputs.clear()
+        self._recorded.clear()
+        self._uploads.clear()
+        self._parts.forget_inputs()
 
-    def _static(self, size: int) -> Tensor:
-        return torch.zeros(size, device=self._state.device, dtype=torch.float64)
+    def _record_training(self, shapes: set[Shape]) -> None:
+        """Largest first: what it frees in the pool serves the smaller ones."""
+        parts = [self._parts.micro(shape) for shape in _largest_first(shapes)]
+        alone = self._collective.world == 1
+        parts += [self._parts.norm()] if alone else [self._parts.squares(), self._parts.finish()]
+        self._record([*parts, self._parts.update()])
 
-    def _run(self, key: Hashable, part: Callable[[], None]) -> None:
-        if key not in self._handles:
-            self._handles[key] = self._backend.capture(key, part)
-        self._backend.replay(self._handles[key])
+    def _record_evaluations(self, shapes: set[Shape]) -> None:
+        self._record([self._parts.evaluate(shape) for shape in _largest_first(shapes)])
 
-    def _load(self, rows: Rows) -> tuple[int, int]:
+    def _record(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.key not in self._recorded:
+                self._backend.capture(part)
+                self._recorded.add(part.key)
+
+    def _accumulate(self, micro_batches: Sequence[Rows]) -> None:
+        """Gradients into G and the loss into the report, lane by lane."""
+        self._parts.loss_sum.zero_()
+        sums = LaneSums((self._state.G, self._parts.loss_sum))
+        for lane, members in enumerate(cut(micro_batches, self._num_lanes), start=1):
+            for rows in members:
+                self._load(rows)
+                self._backend.replay(("micro", *_shape(rows)))
+            sums.end_lane(last=lane == self._num_lanes)
+
+    def _take_norm(self) -> None:
+        if self._collective.world == 1:
+            self._backend.replay("norm")
+            return
+        self._exchange()
+        self._backend.replay("squares")
+        self._collective.all_gather(self._parts.blocks)
+        self._backend.replay("finish")
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """The update's gradient into the own shard of G, zero elsewhere; its loss into the report."""
+        G, world = self._state.G, self._collective.world
+        self._collective.all_to_all_sum(G)
+        G[: self._owned[0]].zero_()
+        G[self._owned[1] :].zero_()
+        losses = self._parts.loss_sum.repeat(world)
+        self._collective.all_gather(losses)
+        self._parts.loss_sum.copy_(tree_sum(losses))
+
+    def _load(self, rows: Rows) -> None:
         """Copies rows into the static input of their shape."""
         if isinstance(rows, np.ndarray) and not rows.flags.writeable:
             rows = rows.copy()  # torch warns about read-only arrays, and a data reader may hand one out
-        tensor = torch.as_tensor(rows)
-        assert tensor.ndim == 2 and tensor.dtype == torch.int64, (tensor.shape, tensor.dtype)
-        shape = (int(tensor.shape[0]), int(tensor.shape[1]))
-        if shape not in self._inputs:
-            self._inputs[shape] = torch.empty(shape, dtype=torch.int64, device=self._state.device)
-        self._inputs[shape].copy_(tensor)
-        return shape
+        shape = _shape(rows)
+        if shape not in self._uploads:
+            self._uploads[shape] = Upload(self._backend, self._parts.input(shape))
+        self._uploads[shape].write(torch.as_tensor(rows))
 
-    def _write_scalars(self, s: UpdateScalars, count: int) -> None:
+    def _block(self, s: UpdateScalars, count: int) -> Tensor:
+        """The scalar block of `parts`, in its order."""
         values = [1 / count, s.clip, s.beta1, s.beta2, s.eps]
         for group in self._state.layout.groups:
             values += [s.lr * group.lr_mult, s.weight_decay if group.decay else 0.0]
-        self._scalars.copy_(torch.tensor(values, dtype=torch.float64))
+        return torch.tensor(values, dtype=torch.float64)
 
-    def _forward(self, shape: tuple[int, int]) -> Tensor:
-        ids = self._inputs[shape]
-        loss, _ = self._model_loss(ids[:, :-1].clamp(min=0), ids[:, 1:])
-        return loss
-
-    def _micro(self, shape: tuple[int, int]) -> None:
-        loss = self._forward(shape)
-        (loss * self._scalars[_LOSS_SCALE]).backward()  # type: ignore[no-untyped-call]
-        self._loss_sum += loss.detach()
-
-    def _evaluate(self, shape: tuple[int, int]) -> None:
-        self._eval_sum.copy_(self._forward(shape).reshape(1))
-
-    @torch.no_grad()
-    def _norm(self) -> None:
-        self._grad_norm(self._state.G, self._norm_state)
-
-    @torch.no_grad()
-    def _update(self) -> None:
-        state, block = self._state, self._scalars
-        for i, group in enumerate(state.layout.groups):
-            part = slice(group.start, group.end)
-            buffers = adamw.Buffers(P=state.P[part], G=state.G[part], M=state.M[part], V=state.V[part])
-            coefficients = adamw.Coefficients(
-                lr=block[_GROUPS + 2 * i],
-                weight_decay=block[_GROUPS + 2 * i + 1],
-                beta1=block[_BETA1],
-                beta2=block[_BETA2],
-                eps=block[_EPS],
-                clip=self._norm_state.clip[0],
-                products=state.beta_products,
-                applied=state.counters[0],
-                ok=self._norm_state.ok[0],
-            )
-            self._optimizer(buffers, coefficients)
-
-    def _result(self, count: int) -> UpdateResult:
-        total, *labels = self._norm_state.norms.tolist()
+    def _read(self) -> UpdateResult:
+        total, *labels, loss, ok, run = self._results.pop()
+        count = self._counts.popleft()
         return UpdateResult(
-            loss=float(self._loss_sum) / count,
+            loss=loss / count,
             num_targets=count,
             grad_norm=total,
             norms=dict(zip(self._state.layout.labels, labels, strict=True)),
-            skipped=not bool(self._norm_state.ok),
+            skipped=not ok,
+            skipped_run=int(run),
         )
+
+
+def _shape(rows: Rows) -> Shape:
+    assert rows.ndim == 2 and str(rows.dtype).endswith("int64"), (rows.shape, rows.dtype)
+    return int(rows.shape[0]), int(rows.shape[1])
+
+
+def _largest_first(shapes: set[Shape]) -> list[Shape]:
+    return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape), reverse=True)

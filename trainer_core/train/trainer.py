@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from trainer_core.data.rows import DataLineRows
-from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import FlatState, flat_state
 from trainer_core.engine.step import Step
 from trainer_core.errors import Refused
@@ -95,7 +95,7 @@ def _engine(config: RunConfig, where: Path) -> tuple[FlatState, Step]:
     step = Step(
         model_loss=lambda ids, targets: model.loss(ids, targets, recompute[ids.shape[1]]),
         state=state,
-        backend=EagerBackend(),
+        backend=EagerReplay(),
     )
     return state, step
 

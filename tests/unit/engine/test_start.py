@@ -6,13 +6,13 @@ import sys
 CODE = """
 import sys
 import numpy as np
-from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import flat_state
 from trainer_core.engine.step import Step, UpdateScalars
 from trainer_core.models.registry import build
 
 model = build("llama-nano-cpu", None, 64, 0)
-step = Step(model_loss=model.loss, state=flat_state(model), backend=EagerBackend())
+step = Step(model_loss=model.loss, state=flat_state(model), backend=EagerReplay())
 rows = np.zeros((2, 9), dtype=np.int64)
 rows.flags.writeable = False
 step.update([rows], UpdateScalars(lr=1e-3, weight_decay=0.1))

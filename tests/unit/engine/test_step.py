@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.engine.toys import nano_step, token_rows
-from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import FlatState, flat_state
 from trainer_core.engine.layout import Layout
 from trainer_core.engine.step import Step, UpdateScalars
@@ -118,16 +118,16 @@ def test_scalars_are_exact_hexadecimal() -> None:
         state.load_scalars({"beta1_product": "0x1p+0"})
 
 
-class _Counting(EagerBackend):
+class _Counting(EagerReplay):
     """Counts what is recorded."""
 
     def __init__(self) -> None:
         super().__init__()
         self.captured: list[object] = []
 
-    def capture(self, key, part):
-        self.captured.append(key)
-        return super().capture(key, part)
+    def capture(self, part):
+        self.captured.append(part.key)
+        super().capture(part)
 
 
 def test_parts_are_recorded_once_and_replays_see_new_numbers() -> None:

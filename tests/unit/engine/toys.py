@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import FlatState, flat_state
 from trainer_core.engine.layout import ParamGroup
 from trainer_core.engine.step import Step
@@ -83,7 +83,7 @@ def rows_of(update: int) -> np.ndarray:
 def recorded_step(gradients, dtype=torch.float32, **settings) -> tuple[Recorded, FlatState, Step]:
     model = Recorded(gradients, dtype)
     state = flat_state(model, dtype=dtype)
-    return model, state, Step(model_loss=model.loss, state=state, backend=EagerBackend(), **settings)
+    return model, state, Step(model_loss=model.loss, state=state, backend=EagerReplay(), **settings)
 
 
 def nano_step(dtype=torch.float32, seed=0, ac="none", **settings) -> tuple[Model, FlatState, Step]:
@@ -94,7 +94,7 @@ def nano_step(dtype=torch.float32, seed=0, ac="none", **settings) -> tuple[Model
     def loss(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return model.loss(ids, targets, ac)
 
-    return model, state, Step(model_loss=loss, state=state, backend=EagerBackend(), **settings)
+    return model, state, Step(model_loss=loss, state=state, backend=EagerReplay(), **settings)
 
 
 def token_rows(seed: int, num_rows: int = 8, length: int = 24, vocab: int = 64) -> np.ndarray:

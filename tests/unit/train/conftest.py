@@ -7,7 +7,7 @@ import torch
 
 from tests.tools.memory_rows import MemoryRows
 from tests.tools.run_json import run_json
-from trainer_core.engine.backends.eager import EagerBackend
+from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import flat_state
 from trainer_core.engine.step import Step
 from trainer_core.line.checkpoints import discard_partial
@@ -67,7 +67,7 @@ class Rig:
         point = find_resume_point(self.paths)
         model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
         self.state = flat_state(model)
-        step = Step(model_loss=model.loss, state=self.state, backend=EagerBackend())
+        step = Step(model_loss=model.loss, state=self.state, backend=EagerReplay())
         progress = START
         if point is not None:
             check_resume(
