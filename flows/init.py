@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
@@ -19,37 +18,43 @@ from trainer_core.schedule.tokens import TokenCount
 @flow(name="init", flow_run_name=run_name, persist_result=False)
 def init(
     work: str,
-    recipe: str,
     eos_id: Annotated[int, Field(ge=0)],
     cycle_tokens: TokenCount,
+    recipe: str | None = None,
     tokenizer: str | None = None,
+    calibration_from: str | None = None,
+    seed: Annotated[int, Field(ge=0)] | None = None,
 ) -> State[Any]:
     """Make a data line: pin the files of its sources and its tokenizer, and cut the held-out streams.
 
     Args:
         work: Folder of the new data line, absolute or under work_root.
-        recipe: recipe.json with sources and shares.
         eos_id: Token id that ends a document.
         cycle_tokens: Tokens of a cycle, for example 65536 or 2e9.
+        recipe: recipe.json with sources and shares; empty means examples/minicpm-2b/recipe.json.
         tokenizer: tokenizer.json; empty means the one of the host settings.
+        calibration_from: Data line whose measurements are taken over; empty means the host settings' one.
+        seed: Seed of the line, instead of the recipe's.
     """
     from trainer_core.data.initialize import init_data_line
+    from trainer_core.data.recipe import DEFAULT_RECIPE
     from trainer_core.data.validation import make_heldout
 
     try:
         host = load_host()
-        chosen = tokenizer or host.tokenizer
+        chosen, known = tokenizer or host.tokenizer, calibration_from or host.calibration_from
         if chosen is None:
             raise Refused("init: no tokenizer given, and the host settings name none")
         root = resolve(work)
         say = get_run_logger().info
         report = init_data_line(
             root,
-            recipe=resolve(recipe),
+            recipe=resolve(recipe) if recipe else DEFAULT_RECIPE,
             tokenizer=resolve(chosen),
             eos_id=eos_id,
             cycle_tokens=cycle_tokens,
-            calibration_from=Path(host.calibration_from) if host.calibration_from else None,
+            seed=seed,
+            calibration_from=resolve(known) if known else None,
             progress=say,
         )
         make_heldout(root)

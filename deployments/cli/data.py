@@ -1,31 +1,32 @@
-"""The verbs of a data line (`nstrain data init|val|plan|prepare|delete`) and `nstrain sample`.
+"""The verbs that make and grow a data line (`nstrain data init|val|append|plan`), and `nstrain sample`.
 
-Each is one call of trainer_core and what a person sees of it; host settings are read first.
+Each is one call of trainer_core and what a person sees of it; host settings are read first. The other verbs
+of `nstrain data` are in data_cycles.py and data_checks.py.
 """
 
 from __future__ import annotations
 
-import json as jsonlib
-import shlex
 from pathlib import Path
-from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
+from deployments.cli.printing import Flag, listed, print_json, progress, quoted, say
 from trainer_core.errors import Refused
 from trainer_core.host import load_host, resolve
 
 app = App(name="data", help="Make a data line and its cycles.")
 
-Flag = Annotated[bool, Parameter(negative="")]
-
-
-def _say(message: str) -> None:
-    print(message, flush=True)
-
-
-def _print_json(value: Any) -> None:
-    print(jsonlib.dumps(value, indent=2))
+_ELSEWHERE = {
+    "prepare": ("data_cycles:prepare", "Download, tokenize and publish one cycle."),
+    "run-preparer": (
+        "data_cycles:run_preparer",
+        "Prepare cycles ahead of the training line, without Prefect.",
+    ),
+    "verify": ("data_checks:verify", "Compare everything on disk with the records."),
+    "rebuild": ("data_cycles:rebuild", "Write a cycle's shards again from its manifest."),
+    "delete": ("data_cycles:delete", "Remove the shards of one cycle."),
+    "report": ("data_checks:report", "What cycles really held, against the recipe."),
+}
 
 
 def sample(*, out: Path, max_mb: int = 40, json: Flag = False) -> int:
@@ -44,13 +45,13 @@ def sample(*, out: Path, max_mb: int = 40, json: Flag = False) -> int:
     from trainer_core.data.sample import build_sample
 
     target = out.expanduser().absolute()
-    facts = build_sample(target, max_mb=max_mb, progress=(lambda message: None) if json else _say)
+    facts = build_sample(target, max_mb=max_mb, progress=progress(quiet=json))
     if json:
-        _print_json({"out": str(target), **facts})
+        print_json({"out": str(target), **facts})
         return 0
-    _say(f"{facts['documents']:,} documents, {facts['bytes'] / 1e6:.1f} MB of text in {target}")
-    files = f"--recipe {_quoted(target / facts['recipe'])} --tokenizer {_quoted(target / facts['tokenizer'])}"
-    _say(f"next: nstrain data init --work DATA {files} --eos-id {facts['eos_id']} --cycle-tokens 65536")
+    say(f"{facts['documents']:,} documents, {facts['bytes'] / 1e6:.1f} MB of text in {target}")
+    files = f"--recipe {quoted(target / facts['recipe'])} --tokenizer {quoted(target / facts['tokenizer'])}"
+    say(f"next: nstrain data init --work DATA {files} --eos-id {facts['eos_id']} --cycle-tokens 65536")
     return 0
 
 
@@ -77,7 +78,7 @@ def init(
     cycle_tokens
         Tokens per cycle, such as 65536 or 2e10.
     recipe
-        recipe.json with sources and shares.
+        recipe.json with sources and shares; examples/minicpm-2b/recipe.json when left out.
     tokenizer
         tokenizer.json; the host setting `tokenizer` when left out.
     calibration_from
@@ -89,6 +90,7 @@ def init(
     """
     host = load_host()
     from trainer_core.data.initialize import init_data_line
+    from trainer_core.data.recipe import DEFAULT_RECIPE
     from trainer_core.schedule.tokens import parse_tokens
 
     problems: list[str] = []
@@ -101,25 +103,23 @@ def init(
     calibration = calibration_from or host.calibration_from
     if chosen_tokenizer is None:
         problems.append('--tokenizer: name a tokenizer.json, or set "tokenizer" in the host settings')
-    if recipe is None:
-        problems.append("--recipe: name a recipe.json (`nstrain sample` writes one)")
-    if problems or chosen_tokenizer is None or recipe is None:
+    if problems or chosen_tokenizer is None:
         raise Refused(problems)
     report = init_data_line(
         resolve(work),
-        recipe=resolve(recipe),
+        recipe=resolve(recipe) if recipe is not None else DEFAULT_RECIPE,
         tokenizer=resolve(chosen_tokenizer),
         eos_id=eos_id,
         cycle_tokens=tokens,
         seed=seed,
         calibration_from=resolve(calibration) if calibration is not None else None,
-        progress=(lambda message: None) if json else _say,
+        progress=progress(quiet=json),
     )
     if json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
-        _say(str(report))
-        _say(f"next: nstrain data val --work {_quoted(resolve(work))}")
+        say(str(report))
+        say(f"next: nstrain data val --work {quoted(resolve(work))}")
     return 0
 
 
@@ -140,20 +140,44 @@ def val(*, work: Path, json: Flag = False) -> int:
     line = resolve(work)
     record = make_heldout(line)
     if json:
-        _print_json(record)
+        print_json(record)
         return 0
     empty = []
     for name, strata in record["sources"].items():
         tokens = {stratum: entry["tokens"] for stratum, entry in strata.items()}
-        _say(f"{name}: {sum(tokens.values()):,} held-out tokens ({_listed(tokens)})")
+        say(f"{name}: {sum(tokens.values()):,} held-out tokens ({listed(tokens)})")
         empty += [] if any(tokens.values()) else [name]
     if empty:
-        _say(
+        say(
             f"no document of {', '.join(empty)} was held out, and a training line needs some: raise "
             '"heldout" in the recipe, or split the text into more documents, and make another data line'
         )
     else:
-        _say(f"next: nstrain new RUN --model llama-cpu --data {_quoted(line)} --peak-lr 3e-3")
+        say(f"next: nstrain new RUN --model llama-cpu --data {quoted(line)} --peak-lr 3e-3")
+    return 0
+
+
+@app.command
+def append(*, work: Path, recipe: Path, json: Flag = False) -> int:
+    """Grow a data line by the later pieces and new sources of its recipe; what is past never changes.
+
+    Parameters
+    ----------
+    work
+        Folder of the data line.
+    recipe
+        The whole recipe, grown at its end.
+    json
+        Print what was added as JSON.
+    """
+    load_host()
+    from trainer_core.data.append import append_recipe
+
+    done = append_recipe(resolve(work), resolve(recipe), progress=progress(quiet=json))
+    if json:
+        print_json(done.to_json())
+    else:
+        say(str(done))
     return 0
 
 
@@ -180,69 +204,12 @@ def plan(*, work: Path, cycles: int, dry_run: Flag = False, json: Flag = False) 
 
     prediction = predict(load_data_line(resolve(work)), cycles)
     if json:
-        _print_json(prediction.to_json())
+        print_json(prediction.to_json())
     else:
-        _say(str(prediction))
+        say(str(prediction))
     prediction.require_enough()
     return 0
 
 
-@app.command
-def prepare(*, work: Path, cycle: int, json: Flag = False) -> int:
-    """Download, tokenize and publish one cycle; a published one is left as it is.
-
-    Parameters
-    ----------
-    work
-        Folder of the data line.
-    cycle
-        Number of the cycle, from 0.
-    json
-        Print the summary as JSON.
-    """
-    load_host()
-    from trainer_core.data.prepare import CyclePreparer
-
-    preparer = CyclePreparer(resolve(work))
-    preparer.download(cycle)
-    summary = preparer.tokenize(cycle)
-    if json:
-        _print_json(summary)
-    else:
-        _say(f"cycle {cycle} is published ({_listed(summary)})")
-    return 0
-
-
-@app.command
-def delete(*, work: Path, cycle: int, json: Flag = False) -> int:
-    """Remove the shards of one cycle; its manifest stays, and it can be rebuilt from it.
-
-    Parameters
-    ----------
-    work
-        Folder of the data line.
-    cycle
-        Number of the cycle, from 0.
-    json
-        Print the outcome as JSON.
-    """
-    load_host()
-    from trainer_core.data.prepare import CyclePreparer
-
-    deleted = CyclePreparer(resolve(work)).delete_cycle(cycle, consumed=False)
-    if json:
-        _print_json({"cycle": cycle, "deleted": deleted})
-    else:
-        _say(f"cycle {cycle}: {'shards removed' if deleted else 'there were no shards'}")
-    return 0
-
-
-def _quoted(path: Path) -> str:
-    """A path as one word of a shell command."""
-    return shlex.quote(str(path))
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in values.items()
-    )
+for _name, (_target, _help) in _ELSEWHERE.items():
+    app.command(f"deployments.cli.{_target}", name=_name, help=_help)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tools.disk_watch import watching
 from tests.tools.hub import Hub, running_hub
 from tests.tools.made_line import prepare
 from tests.tools.minicpm_hub import FIM, MATH, serve, write_tokenizer
@@ -21,6 +23,7 @@ from trainer_core.data.sources import TextRule
 from trainer_core.data.validation import make_heldout
 from trainer_core.data.verify import verify_data_line
 from trainer_core.errors import Refused
+from trainer_core.line.paths import DataPaths
 
 QUICK = Patience(first_seconds=0.01, longest_seconds=0.02, watchdog_seconds=5, poll_seconds=0.01)
 
@@ -46,16 +49,25 @@ def init(root: Path, recipe: Path = DEFAULT_RECIPE, work: str = "line") -> InitR
     )
 
 
+@dataclass(frozen=True)
+class Made:
+    """The line after two cycles."""
+
+    work: Path
+    report: InitReport
+    peak: int
+
+
 @pytest.fixture(scope="module")
-def line(
-    served: tuple[Hub, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, InitReport]:
+def line(served: tuple[Hub, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("minicpm")
-    report = init(root)
-    make_heldout(root / "line")
-    register(root / "line")
-    prepare(root / "line", 0, 1)
-    return root / "line", report
+    peak = [0]
+    with watching(DataPaths(root / "line"), peak):
+        report = init(root)
+        make_heldout(root / "line")
+        register(root / "line")
+        prepare(root / "line", 0, 1)
+    return Made(work=root / "line", report=report, peak=peak[0])
 
 
 def changed(path: Path, **changes: dict[str, Any]) -> Path:
@@ -66,8 +78,8 @@ def changed(path: Path, **changes: dict[str, Any]) -> Path:
     return path
 
 
-def test_every_layout_is_pinned(served: tuple[Hub, dict[str, str]], line: tuple[Path, InitReport]) -> None:
-    commits, report = served[1], line[1]
+def test_every_layout_is_pinned(served: tuple[Hub, dict[str, str]], line: Made) -> None:
+    commits, report = served[1], line.report
     sources = {source.name: source for source in report.line.sources}
     assert list(sources) == list(load_recipe(DEFAULT_RECIPE).sources)
     for source in sources.values():
@@ -89,8 +101,8 @@ def test_every_layout_is_pinned(served: tuple[Hub, dict[str, str]], line: tuple[
     assert sources["infllm_v2"].markers == (*MARKERS, *FIM)
 
 
-def test_markers_are_tokens_where_declared_and_characters_elsewhere(line: tuple[Path, InitReport]) -> None:
-    calibration = line[1].calibration
+def test_markers_are_tokens_where_declared_and_characters_elsewhere(line: Made) -> None:
+    calibration = line.report.calibration
     assert all(
         entry.decoded_exactly == entry.sampled_documents
         for source in calibration.values()
@@ -102,8 +114,8 @@ def test_markers_are_tokens_where_declared_and_characters_elsewhere(line: tuple[
     assert chat.default_control_ids == 2 * chat.sampled_documents  # its own markers are none of them
 
 
-def test_two_cycles_hold_all_shares(line: tuple[Path, InitReport]) -> None:
-    work = line[0]
+def test_two_cycles_hold_all_shares(line: Made) -> None:
+    work = line.work
     assert verify_data_line(work, sources=True).problems == []
     report = data_report(work)
     shares = load_recipe(DEFAULT_RECIPE).pieces[0].shares
@@ -113,6 +125,7 @@ def test_two_cycles_hold_all_shares(line: tuple[Path, InitReport]) -> None:
         for stratum in source.strata:
             assert abs(stratum.deviation_documents) < 2
         assert source.heldout_docs > 0
+    assert 0 < line.peak <= line.report.disk().total
     assert not list((work / "incoming").rglob("*.parquet"))
 
 
