@@ -1,4 +1,4 @@
-"""The optimizer's update: specification in `reference`, the fused loop of the CPU in `cpu`."""
+"""The optimizer's update: specification in `reference`, `cpu` and `triton` for the devices."""
 
 from __future__ import annotations
 
@@ -20,4 +20,8 @@ __all__ = [
 
 def choose(device: torch.device) -> AdamWUpdate:
     """The implementation for a device."""
+    if device.type == "cuda":
+        from trainer_core.kernels.adamw.triton import update_triton
+
+        return update_triton
     return update_cpu if device.type == "cpu" and has_fused_cpu() else update_reference

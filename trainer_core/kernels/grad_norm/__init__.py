@@ -1,4 +1,4 @@
-"""Gradient norms by layer, the clip, the judgement of an update and its counters: twin in `reference`."""
+"""Gradient norms by layer, the clip, the judgement of an update: twin in `reference`, GPU in `triton`."""
 
 from __future__ import annotations
 
@@ -17,4 +17,8 @@ __all__ = ["BLOCK", "GradNorm", "NormState", "Segments", "choose", "grad_norm_re
 
 def choose(segments: Segments, device: torch.device) -> GradNorm:
     """The implementation for a device."""
+    if device.type == "cuda":
+        from trainer_core.kernels.grad_norm.triton import grad_norm_triton
+
+        return grad_norm_triton(segments, device)
     return grad_norm_reference(segments)
