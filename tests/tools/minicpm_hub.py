@@ -1,6 +1,6 @@
 """The layouts of the open MiniCPM corpora in small, and a tokenizer with their markers.
 
-Every stratum holds documents until two of them are held out, so that each gives a validation row.
+Every file holds documents until one of them is held out, so that each stratum gives a validation row.
 """
 
 import io
@@ -101,11 +101,11 @@ def _files() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _texts(name: str, path: str, identity: str, fraction: float) -> list[str]:
-    """Documents until two are held out, by the text that the source's rule makes of them."""
+    """Documents until one is held out, by the text that the source's rule makes of them."""
     shape = {"stack_v3": "{0} a\n\n{0} b"}.get(name, "{0}")
     texts: list[str] = []
     held = 0
-    while held < 2 or len(texts) < 60:
+    while not held or len(texts) < 60:
         text = f"{path} {len(texts)} </s> #include <functional>"
         text = f"<|im_start|>{text}<|im_end|>" if "chat" in path else text
         text = f"<|fim_prefix|>{text}<|fim_suffix|>." if "fim" in path else text

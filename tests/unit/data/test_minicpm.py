@@ -37,7 +37,9 @@ def served() -> Iterator[tuple[Hub, dict[str, str]]]:
         yield hub, serve(hub)
 
 
-def init(root: Path, recipe: Path = DEFAULT_RECIPE, work: str = "line") -> InitReport:
+def init(
+    root: Path, recipe: Path = DEFAULT_RECIPE, work: str = "line", known: Path | None = None
+) -> InitReport:
     write_tokenizer(root / "tokenizer.json")
     return init_data_line(
         root / work,
@@ -45,6 +47,7 @@ def init(root: Path, recipe: Path = DEFAULT_RECIPE, work: str = "line") -> InitR
         tokenizer=root / "tokenizer.json",
         eos_id=EOS,
         cycle_tokens=6400,
+        calibration_from=known,
         patience=QUICK,
     )
 
@@ -129,13 +132,16 @@ def test_two_cycles_hold_all_shares(line: Made) -> None:
     assert not list((work / "incoming").rglob("*.parquet"))
 
 
-def test_a_renamed_directory(served: tuple[Hub, dict[str, str]], tmp_path: Path) -> None:
+def test_a_renamed_directory(served: tuple[Hub, dict[str, str]], line: Made, tmp_path: Path) -> None:
     old = {"glob": "data/UltraData-Math-L2/*.parquet"}
     with pytest.raises(Refused) as refused:
-        init(tmp_path, changed(tmp_path / "recipe.json", math_l2=old))
+        init(tmp_path, changed(tmp_path / "recipe.json", math_l2=old), known=line.work)
     (problem,) = refused.value.problems
     assert problem.startswith("source 'math_l2': ")
     assert "'UltraData-Math-L2' is not in data: there are UltraData-Math-L2-preview/" in problem
     first = next(iter(served[0].repos[MATH].commits))
-    before = init(tmp_path, changed(tmp_path / "recipe.json", math_l2=old | {"revision": first}), "old")
+    before = init(
+        tmp_path, changed(tmp_path / "recipe.json", math_l2=old | {"revision": first}), "old", line.work
+    )
+    assert set(before.taken_over["math_l1"]) == {"CC-MAIN-2022-05", "CC-MAIN-2023-06"}
     assert before.line.source("math_l2").commit == first != before.line.source("math_l1").commit
