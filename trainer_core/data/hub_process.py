@@ -111,7 +111,15 @@ def end_idle() -> None:
         child.end()
 
 
+def _forget() -> None:
+    """In a forked process: the processes are its parent's."""
+    global _lock
+    _idle.clear()
+    _lock = threading.Lock()
+
+
 atexit.register(end_idle)
+os.register_at_fork(after_in_child=_forget)
 
 
 def _take(xet: bool) -> _Child:

@@ -146,14 +146,15 @@ def test_a_hub_that_is_away_is_waited_for_and_announced_once(hub: Hub, tmp_path:
     hub.away()
     events = tmp_path / "events.jsonl"
     found: list[str] = []
+    said: list[str] = []
 
     def ask() -> None:
-        found.append(resolve(REPO, "main", events=events, patience=ALERT).commit)
+        found.append(resolve(REPO, "main", events=events, patience=ALERT, say=said.append).commit)
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: read_jsonl(events))
+    wait_until(lambda: sum("waits for the hub" in line for line in said) == 2)
     assert not found
     hub.back()
     for thread in threads:
