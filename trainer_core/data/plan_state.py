@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ DocEnds = NDArray[np.int64]
 """Positions just after each document in a tokenized file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DocRange:
     """Neighbouring documents of a tokenized file (in their shuffled order, held-out ones left out)."""
 
@@ -48,7 +49,7 @@ class DocRange:
         return self.end(ends) - self.start(ends)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OpenFile:
     """A file of which some documents are not yet in a cycle."""
 
@@ -58,7 +59,7 @@ class OpenFile:
     """First document not yet taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StratumState:
     """Progress through a stratum."""
 
@@ -108,6 +109,10 @@ class PlanState:
 
     def digest(self) -> str:
         """Hex sha256 of the canonical JSON."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return sha256_json(self.to_json())
 
     @staticmethod

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trainer_core.data.plan_state import DocEnds, DocRange, OpenFile, StratumState
 
 LEFT_OPEN = 2
@@ -184,48 +181,10 @@ def _position(ends: DocEnds, doc: int) -> int:
 
 def nearest_end(ends: DocEnds, doc_from: int, position: int) -> int:
     """Number of documents whose end lies nearest to `position`, at least `doc_from`; the fewer of two."""
-    (found,) = nearest_ends(ends, doc_from, np.array([position]))
-    return found
-
-
-def nearest_ends(ends: DocEnds, doc_from: int, positions: NDArray[np.int64]) -> list[int]:
-    """`nearest_end` of rising positions."""
-    if not len(ends):
-        return [doc_from] * len(positions)
-    upper = np.minimum(ends.searchsorted(positions), len(ends) - 1)
-    below = np.where(upper > 0, ends[upper - 1], 0)
-    found = upper + (positions - below > ends[upper] - positions)
-    result: list[int] = np.maximum(found, doc_from).tolist()
-    return result
-
-
-def cut_ranges(
-    docs: Sequence[DocRange],
-    counts: Callable[[str], DocEnds],
-    targets: NDArray[np.int64],
-    segments: Sequence[list[DocRange]],
-) -> None:
-    """Cut a stratum's documents at the ends nearest to cumulative targets, and add each to its segment.
-
-    There is one segment more than targets.
-    """
-    index, position = 0, 0
-    for entry in docs:
-        ends = counts(entry.path)
-        base = position - entry.start(ends)
-        position += entry.tokens(ends)
-        inside = targets[index : int(targets.searchsorted(position))]
-        first = entry.doc_from
-        for cut in nearest_ends(ends, first, inside - base) if len(inside) else ():
-            if cut > first:
-                segments[index].append(_cut(entry, first, cut))
-                first = cut
-            index += 1
-        if first < entry.doc_to or entry.doc_from == entry.doc_to:
-            segments[index].append(_cut(entry, first, entry.doc_to))
-
-
-def _cut(entry: DocRange, first: int, last: int) -> DocRange:
-    return DocRange(
-        stratum=entry.stratum, path=entry.path, doc_from=first, token_from=entry.token_from, doc_to=last
-    )
+    upper = int(ends.searchsorted(position))
+    if upper >= len(ends):
+        return max(doc_from, len(ends))
+    if upper < doc_from:
+        return doc_from
+    below, above = _position(ends, upper), int(ends[upper])
+    return max(doc_from, upper if position - below <= above - position else upper + 1)

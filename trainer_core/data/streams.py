@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
+from trainer_core.data.cuts import cut_segments
 from trainer_core.data.order import permutation
 from trainer_core.data.plan_state import DocEnds, DocRange, PlanState, SourceState, StratumState
 from trainer_core.data.sources import DataLine, SourceSpec
-from trainer_core.data.strata import StratumFiles, StratumTake, Untokenized, UsedUp, cut_ranges
+from trainer_core.data.strata import StratumFiles, StratumTake, Untokenized, UsedUp
 
 FileCounts = Callable[[str, str], DocEnds | None]
 """Document ends of a tokenized file by source and path; None while it is not tokenized."""
@@ -66,10 +65,7 @@ def plan_stream(
     # The very first token of a source is context only: one more token than targets.
     credit = trained if before.head else trained + 1
     debts = _fill(takes, credit, trained + 1 - head_tokens, f"cycle {cycle}, source {name}")
-    segments: list[list[DocRange]] = [[] for _ in shares]
-    for take in takes:
-        targets = [take.taken_tokens * share // trained for share in shares[:-1]]
-        cut_ranges(take.ranges(), known, np.array(targets, dtype=np.int64), segments)
+    segments = cut_segments([take.ranges() for take in takes], known, shares)
     pieces = tuple(_shuffled(line, docs, cycle, number, name) for number, docs in enumerate(segments))
     held = head_tokens + sum(take.taken_tokens for take in takes)
     head_out = _last([before.head, *pieces], known, held - trained)
