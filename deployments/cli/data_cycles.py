@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from deployments.cli.printing import Flag, listed, print_json, progress, say
@@ -49,10 +50,14 @@ def run_preparer(*, work: Path, cycles_ahead: int = 1, cycles: int | None = None
         Prepare what is wanted now and end, instead of following the line.
     """
     load_host()
+    from trainer_core.ops.preparer import STOPPED
     from trainer_core.ops.preparer import run_preparer as run
 
     code, message = run(resolve(work), cycles_ahead=cycles_ahead, cycles=cycles, follow=not once, say=say)
-    say(message)
+    if code in (0, STOPPED):
+        say(message)
+    else:
+        print(f"nstrain: {message}", file=sys.stderr)
     return code
 
 

@@ -14,7 +14,7 @@ def watching(paths: DataPaths, peak: list[int]) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.002):
+        while not over.wait(0.02):
             size = 0
             for folder in (paths.cycles, paths.open, paths.heldout, paths.root / "incoming"):
                 for place, _, names in os.walk(folder):
