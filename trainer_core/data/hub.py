@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from trainer_core.data.hub_requests import Hub, offline
+from trainer_core.data.hub_requests import Hub
 from trainer_core.data.hub_transfer import Transfer
 from trainer_core.data.hub_waiting import Patience, Say, Wait, say_nothing
 from trainer_core.data.pinned_file import PinnedFile
@@ -148,6 +148,3 @@ def pointers(
             except Refused as refused:
                 problems += refused.problems
     return tuple(problems)
-
-
-__all__ = ["HubCommit", "HubFile", "fetch_to", "list_files", "offline", "pointers", "resolve"]
