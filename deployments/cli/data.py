@@ -199,10 +199,9 @@ def plan(*, work: Path, cycles: int, dry_run: Flag = False, json: Flag = False) 
     load_host()
     if not dry_run:
         raise Refused("data plan: give --dry-run; a cycle is planned for good by `nstrain data prepare`")
-    from trainer_core.data.predict import predict
-    from trainer_core.data.sources import load_data_line
+    from trainer_core.data.predict import predict_work
 
-    prediction = predict(load_data_line(resolve(work)), cycles)
+    prediction = predict_work(resolve(work), cycles)
     if json:
         print_json(prediction.to_json())
     else:

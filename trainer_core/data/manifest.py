@@ -197,7 +197,7 @@ def _segments(plan: CyclePlan, shards: Sequence[Sequence[dict[str, Any]]]) -> li
 
 
 def _pieces(name: str, plan: CyclePlan, files: OpenFiles) -> list[dict[str, Any]]:
-    """New documents in stream order; what reading a file left out is counted with its first document."""
+    """New documents in stream order; what a whole file held is counted with its first document."""
     records = []
     for segment, pieces in enumerate(plan.sources[name].pieces):
         for docs in pieces:
@@ -214,6 +214,9 @@ def _pieces(name: str, plan: CyclePlan, files: OpenFiles) -> list[dict[str, Any]
                     "doc_from": docs.doc_from,
                     "doc_to": docs.doc_to,
                     "tokens": docs.tokens(ends),
+                    "documents": facts.documents if begins else 0,
+                    "characters": facts.characters if begins else 0,
+                    "duplicates": facts.duplicates if begins else 0,
                     "heldout_docs": facts.heldout_docs if begins else 0,
                     "skipped": facts.skipped if begins else {},
                 }

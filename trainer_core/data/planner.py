@@ -69,14 +69,7 @@ def plan_parts(line: DataLine, consumer: Consumer, state: PlanState) -> tuple[Pa
     cycle = state.next_cycle
     index, piece = _piece(line, cycle)
     position = state.order_position if index == state.piece else 0
-    parts = cycle_parts(consumer, state.start_token, line.cycle_tokens)
-    if not parts:
-        raise Refused(
-            f"cycle {cycle}: {line.cycle_tokens:,} tokens hold no whole update of "
-            f"{consumer.batch(state.start_token):,} tokens in rows of "
-            f"{consumer.row_length(state.start_token):,}; make a data line with larger cycles or a training "
-            "line with smaller updates"
-        )
+    parts = whole_updates(line, consumer, cycle, state.start_token)
     planned = []
     for number, (part, segments) in enumerate(zip(parts, spread_segments(parts, line.segments), strict=True)):
         order = part_order(
@@ -90,6 +83,18 @@ def plan_parts(line: DataLine, consumer: Consumer, state: PlanState) -> tuple[Pa
         planned.append(PartPlan(**vars(part), order_start=position, order=order))
         position += part.num_rows
     return tuple(planned)
+
+
+def whole_updates(line: DataLine, consumer: Consumer, cycle: int, start_token: int) -> tuple[PartRows, ...]:
+    """Parts of a cycle that begins at a token count. Raises Refused when it holds no whole update."""
+    parts = cycle_parts(consumer, start_token, line.cycle_tokens)
+    if not parts:
+        raise Refused(
+            f"cycle {cycle}: {line.cycle_tokens:,} tokens hold no whole update of "
+            f"{consumer.batch(start_token):,} tokens in rows of {consumer.row_length(start_token):,}; make a "
+            "data line with larger cycles or a training line with smaller updates"
+        )
+    return parts
 
 
 def plan_cycle(

@@ -78,6 +78,11 @@ def test_numbers_agree_with_each_other(work: Path) -> None:
             assert sum(shard["tokens"] - 1 for shard in shards) == rows * part["row_length"]
             assert new > 0
             pinned = {file.path: file.digest for file in line.source(name).files}
+            assert all(
+                (piece["documents"] > 0 and piece["characters"] > piece["documents"])
+                == (piece["doc_from"] == 0)
+                for piece in value["pieces"][name]
+            )
             assert all(piece["file_sha256"] == pinned[piece["path"]] for piece in value["pieces"][name])
 
 
