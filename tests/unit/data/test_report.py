@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,12 @@ from trainer_core.line.paths import DataPaths
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_line(tmp_path_factory.mktemp("reported"), cycles=4)
+
+
+def new(work: Path, source: str) -> list[dict[str, Any]]:
+    """What four cycles took new of a source."""
+    manifests = [read_manifest(DataPaths(work).manifest(cycle)) for cycle in range(4)]
+    return [piece for manifest in manifests for piece in manifest.value["pieces"][source]]
 
 
 def test_shares_at_every_level(work: Path) -> None:
@@ -54,6 +61,14 @@ def test_counts_of_files_and_cycles(work: Path) -> None:
         assert a.skipped["empty"] > 0
         for x, y, z in zip(a.strata, b.strata, c.strata, strict=True):
             assert x.deviation_tokens == pytest.approx(y.deviation_tokens + z.deviation_tokens)
+    for source in whole.sources:
+        # A token per byte and one per document's end.
+        characters = [
+            piece["tokens"] - (piece["doc_to"] - piece["doc_from"]) for piece in new(work, source.source)
+        ]
+        tokens = [piece["tokens"] for piece in new(work, source.source)]
+        assert source.characters_per_token == pytest.approx(sum(characters) / sum(tokens), rel=0.02)
+        assert source.duplicates == 0
     value = whole.to_json()
     assert value["cycles"] == [0, 3] and set(value["sources"]["code"]["strata"]) == {"t0", "t1"}
 
