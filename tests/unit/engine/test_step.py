@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.unit.engine.toys import nano_step, token_rows
+from tests.unit.engine.toys import bits, nano_step, token_rows
 from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import FlatState, flat_state
 from trainer_core.engine.layout import Layout
@@ -13,11 +13,6 @@ from trainer_core.engine.step import Step, UpdateScalars
 from trainer_core.models.registry import build
 
 SCALARS = UpdateScalars(lr=3e-3, weight_decay=0.1)
-
-
-def _bits(state: FlatState) -> dict[str, bytes]:
-    tensors = state.state_tensors() | {"products": state.beta_products, "counters": state.counters}
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def _train(step: Step, updates: range) -> list[float]:
@@ -46,11 +41,11 @@ def test_two_runs_are_bit_identical() -> None:
     runs = []
     for _ in range(2):
         _, state, step = nano_step(seed=3)
-        runs.append((_train(step, range(6)), _bits(state)))
+        runs.append((_train(step, range(6)), bits(state)))
     assert runs[0] == runs[1]
     _, other, step = nano_step(seed=4)
     _train(step, range(6))
-    assert _bits(other)["params"] != runs[0][1]["params"]
+    assert bits(other)["params"] != runs[0][1]["params"]
 
 
 def test_evaluation_between_updates_changes_no_bit() -> None:
@@ -65,7 +60,7 @@ def test_evaluation_between_updates_changes_no_bit() -> None:
         assert not state.G.any()
         with_evaluation += _train(evaluated, range(i, i + 1))
     assert with_evaluation == losses
-    assert _bits(state) == _bits(plain)
+    assert bits(state) == bits(plain)
 
 
 def test_evaluation_is_the_loss_of_the_same_rows() -> None:
@@ -76,12 +71,12 @@ def test_evaluation_is_the_loss_of_the_same_rows() -> None:
     assert step.update([rows], SCALARS).loss == pytest.approx(total / count, abs=1e-6)
 
 
-def test_recomputation_gives_the_same_bits() -> None:
+def test_recomputation_gives_the_samebits() -> None:
     states = []
     for ac in ("none", "full"):
         _, state, step = nano_step(ac=ac)
         _train(step, range(3))
-        states.append(_bits(state))
+        states.append(bits(state))
     assert states[0] == states[1]
 
 
@@ -100,7 +95,7 @@ def test_resuming_from_buffers_and_scalars_is_exact() -> None:
     second.load_scalars(scalars)
     assert second.scalars() == first.scalars()
     _train(step, range(4, 7))
-    assert _bits(second) == _bits(straight)
+    assert bits(second) == bits(straight)
 
 
 def test_scalars_are_exact_hexadecimal() -> None:

@@ -86,7 +86,15 @@ def recorded_step(gradients, dtype=torch.float32, **settings) -> tuple[Recorded,
     return model, state, Step(model_loss=model.loss, state=state, backend=EagerReplay(), **settings)
 
 
-def nano_step(dtype=torch.float32, seed=0, ac="none", **settings) -> tuple[Model, FlatState, Step]:
+def bits(state: FlatState) -> dict[str, bytes]:
+    """Everything that a resume takes over, and G."""
+    more = {"products": state.beta_products, "counters": state.counters, "G": state.G}
+    return {name: tensor.numpy().tobytes() for name, tensor in (state.state_tensors() | more).items()}
+
+
+def nano_step(
+    dtype=torch.float32, seed=0, ac="none", backend=None, **settings
+) -> tuple[Model, FlatState, Step]:
     """The smallest Llama with its state and step."""
     model = build("llama-nano-cpu", None, 64, seed, dtype)
     state = flat_state(model, dtype=dtype)
@@ -94,7 +102,7 @@ def nano_step(dtype=torch.float32, seed=0, ac="none", **settings) -> tuple[Model
     def loss(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return model.loss(ids, targets, ac)
 
-    return model, state, Step(model_loss=loss, state=state, backend=EagerReplay(), **settings)
+    return model, state, Step(model_loss=loss, state=state, backend=backend or EagerReplay(), **settings)
 
 
 def token_rows(seed: int, num_rows: int = 8, length: int = 24, vocab: int = 64) -> np.ndarray:

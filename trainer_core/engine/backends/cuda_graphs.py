@@ -1,0 +1,86 @@
+"""The backend of CUDA graphs: warm-up and capture on one stream with memory from one pool, then replays.
+
+Owns the order of the calls and the promise that a capture that fails gives back exactly what it took. Graphs
+never run at the same time and none reads what another left in the pool, so all of them share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from trainer_core.engine.backends.cuda_runtime import CudaRuntime, Graph
+from trainer_core.engine.backends.protocol import Part, Wait
+
+WARM_UPS = 2
+"""Rehearsals before a capture: the first loads kernels and library handles, the second finds them loaded."""
+
+
+class CudaGraphs:
+    """Replay = one graph launch."""
+
+    def __init__(self, cuda: CudaRuntime) -> None:
+        self._cuda = cuda
+        self._graphs: dict[Hashable, Graph] = {}
+        self._is_open = False
+
+    def active(self) -> AbstractContextManager[None]:
+        return self._cuda.active()
+
+    def capture(self, part: Part) -> None:
+        assert part.key not in self._graphs, f"part {part.key!r} is recorded already"
+        if not self._is_open:
+            self._cuda.open_pool()
+            self._is_open = True
+        try:
+            # Backward passes run in this thread, so that their memory comes from the pool too.
+            with self._cuda.active(), torch.autograd.set_multithreading_enabled(False):
+                self._warm_up(part)
+                self._graphs[part.key] = self._record(part)
+        except BaseException:
+            if not self._graphs:
+                self.release()
+            raise
+
+    def replay(self, key: Hashable) -> None:
+        self._graphs[key].replay()
+
+    def release(self) -> None:
+        if not self._is_open:
+            return
+        self._cuda.synchronize()
+        for graph in reversed(self._graphs.values()):
+            graph.reset()
+        self._graphs.clear()
+        self._cuda.close_pool()
+        self._is_open = False
+
+    def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        return self._cuda.host_buffer(size, dtype)
+
+    def mark(self) -> Wait:
+        return self._cuda.mark()
+
+    def _warm_up(self, part: Part) -> None:
+        with part.rehearsal(), self._cuda.in_pool():
+            for _ in range(WARM_UPS):
+                part.run()
+        self._cuda.synchronize()
+
+    def _record(self, part: Part) -> Graph:
+        users = self._cuda.pool_users()
+        graph = self._cuda.new_graph()
+        try:
+            graph.begin()
+            part.run()
+            graph.end()
+        except BaseException:
+            graph.abandon()
+            # Before torch releases a failed capture's hold on the pool itself, it would stay for ever.
+            for _ in range(self._cuda.pool_users() - users):
+                self._cuda.drop_pool_user()
+            raise
+        return graph
