@@ -4,13 +4,17 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tools.examples import examples
+from trainer_core.data import order
 from trainer_core.data.order import permutation, quota_sequence, reduced
 from trainer_core.errors import Refused
 
-shares_lists = st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any)
+shares_lists = st.lists(st.integers(0, 40), min_size=1, max_size=32).filter(any)
+
+pytestmark = pytest.mark.timeout(7200)
 
 
 def deviations(sequence: np.ndarray, shares: list[int]) -> np.ndarray:
@@ -23,7 +27,7 @@ def deviations(sequence: np.ndarray, shares: list[int]) -> np.ndarray:
     return placed * total - time * np.array(shares)[None, :]
 
 
-@settings(max_examples=150, deadline=None)
+@examples()
 @given(shares=shares_lists, start=st.integers(0, 10**12))
 def test_every_run_stays_within_two_rows_of_its_share(shares: list[int], start: int) -> None:
     total = sum(reduced(shares))
@@ -39,7 +43,7 @@ def test_every_run_stays_within_two_rows_of_its_share(shares: list[int], start: 
     assert worst * (num_used - 1) <= sum(shares) * (2 * num_used - 3)
 
 
-@settings(max_examples=100, deadline=None)
+@examples()
 @given(shares=shares_lists)
 def test_prefixes_are_within_one_row_and_periods_exact(shares: list[int]) -> None:
     parts = reduced(shares)
@@ -52,7 +56,41 @@ def test_prefixes_are_within_one_row_and_periods_exact(shares: list[int]) -> Non
         assert counts.tolist() == list(parts)
 
 
-@settings(max_examples=100, deadline=None)
+def plain_schedule(shares: list[int], count: int) -> list[int]:
+    """Earliest deadline first, an element at a time: what the sequence is defined to be."""
+    used = [index for index, share in enumerate(shares) if share]
+    total, spread = sum(shares), max(1, 2 * len(used) - 2)
+    jobs = dict.fromkeys(used, 0)
+    sequence = []
+    for time in range(1, count + 1):
+        ready = [
+            ((total * (jobs[s] * spread + spread - 1)) // (spread * shares[s]) + 1, s)
+            for s in used
+            if -(-total * (jobs[s] * spread + 1) // (spread * shares[s])) <= time
+        ]
+        source = min(ready)[1] if len(used) > 1 else used[0]
+        jobs[source] += 1
+        sequence.append(source)
+    return sequence
+
+
+@examples()
+@given(shares=st.lists(st.integers(0, 300), min_size=1, max_size=32).filter(any))
+def test_the_sequence_is_the_plain_schedule(shares: list[int]) -> None:
+    assert quota_sequence(shares, 0, 100).tolist() == plain_schedule(list(reduced(shares)), 100)
+
+
+def test_long_sequences_are_walked_in_blocks_and_remembered() -> None:
+    shares = [70_001, 30_011, 4_999, 1]
+    expected = plain_schedule(shares, 20_000)
+    order._walker.cache_clear()
+    pieces = [quota_sequence(shares, start, 2_500) for start in range(0, 20_000, 2_500)]
+    assert np.concatenate(pieces).tolist() == expected
+    assert quota_sequence(shares, 19_000, 1_000).tolist() == expected[19_000:]
+    assert quota_sequence(shares, sum(shares) - 500, 1_000).tolist()[500:] == expected[:500]
+
+
+@examples()
 @given(shares=shares_lists, cuts=st.lists(st.integers(1, 150), min_size=1, max_size=6))
 def test_cycles_continue_one_sequence(shares: list[int], cuts: list[int]) -> None:
     whole = quota_sequence(shares, 0, sum(cuts))
@@ -65,9 +103,9 @@ def test_cycles_continue_one_sequence(shares: list[int], cuts: list[int]) -> Non
 
 def test_golden_sequence_and_permutation() -> None:
     shares = [300, 200, 150, 100, 80, 50, 40, 30, 20, 10, 5, 5, 4, 3, 3]
-    order = quota_sequence(shares, 123_456, 4096)
+    sequence = quota_sequence(shares, 123_456, 4096)
     assert quota_sequence([5, 3, 2], 0, 10).tolist() == GOLDEN_SEQUENCE
-    assert hashlib.blake2b(order.astype("<u2").tobytes(), digest_size=8).hexdigest() == GOLDEN_DIGEST
+    assert hashlib.blake2b(sequence.astype("<u2").tobytes(), digest_size=8).hexdigest() == GOLDEN_DIGEST
     assert permutation("documents", 7, "a/b.jsonl", n=8).tolist() == GOLDEN_PERMUTATION
 
 
