@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.lease_fd is not None:
         os.set_inheritable(args.lease_fd, False)
     # After the environment is set, because torch reads its variables at import.
-    from trainer_core.ops.check import check_line
+    from trainer_core.ops.start import start_line
     from trainer_core.train.control import Control
     from trainer_core.train.loop import Loop
     from trainer_core.train.outcome import Session, run_to_end
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     control.install_handlers()
 
     def make() -> Loop:
-        check_line(paths.root)
+        start_line(paths.root)
         return make_trainer(paths, control=control, attempt=args.attempt, say=say)
 
     session = Session(make)

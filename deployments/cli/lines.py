@@ -51,6 +51,7 @@ def new(
         key=value for any key of run.json, dotted, with a JSON value: --set optimizer.clip=0.5
     """
     load_host()
+    from trainer_core.ops.check import updates_text
     from trainer_core.ops.new import new_line
     from trainer_core.schedule.tokens import parse_tokens
 
@@ -67,7 +68,7 @@ def new(
         tokens_per_update=tokens,
         settings=set,
     )
-    _say(f"{line}: {config.model.name}, {config.batch(0):,} tokens per update")
+    _say(f"{line}: {config.model.name}, {updates_text(config)}")
     command = f"nstrain run {shlex.quote(str(line))}"
     if config.end_tokens is None:
         _say(

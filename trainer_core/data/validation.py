@@ -7,6 +7,7 @@ reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def make_heldout(
         files = OpenFiles(paths.root, line)
         record = make_streams(paths, line, files, tokens_per_stratum, progress=progress)
         for length, number in _wanted_rows(paths):
-            pin_rows(paths, line, length, _pinned_number(paths, length) or number)
+            pin_missing_rows(paths.root, [length], number)
     return record.to_json()
 
 
@@ -72,6 +73,16 @@ def cut_rows(work: Path, row_length: int, rows_per_stratum: int) -> dict[str, An
     paths, line = DataPaths(Path(work)), load_data_line(Path(work))
     with FileLock.acquire_waiting(paths.lock, role="val"):
         return pin_rows(paths, line, row_length, rows_per_stratum).to_json()
+
+
+def pin_missing_rows(work: Path, row_lengths: Sequence[int], rows_per_stratum: int) -> None:
+    """Pin the rows of lengths, and of sources, that have none; what is pinned stays, whatever its number.
+
+    Waits for no preparer: rows are a function of what is pinned, and appear by one rename.
+    """
+    paths, line = DataPaths(Path(work)), load_data_line(Path(work))
+    for length in row_lengths:
+        pin_rows(paths, line, length, _pinned_number(paths, length) or rows_per_stratum)
 
 
 def load_rows(work: Path, row_length: int, cycle: int = 0) -> ValidationRows:

@@ -28,11 +28,30 @@ def check_line(line: Path) -> list[str]:
     point = newest(paths)
     free = shutil.disk_usage(line).free
     return [
-        f"{paths.run_json}: valid, {config.model.name}, {config.batch(0)} tokens per update",
-        f"{data.root}: consumer and vocabulary fit",
+        f"{paths.run_json}: valid, {config.model.name}, {updates_text(config)}",
+        f"{data.root}: consumer and vocabulary fit{_growth(data, config)}",
         f"resumes from {point.path.name} at {point.tokens} tokens" if point else "starts at update 0",
         f"{free / 1e9:.1f} GB free",
     ]
+
+
+def updates_text(config: RunConfig) -> str:
+    """The sizes of a line's updates and rows, for people."""
+    said = []
+    for span in config.spans():
+        since = f" from {span.start:,} on" if span.start else ""
+        said.append(f"{span.tokens:,} tokens per update in rows of {span.row_length:,}{since}")
+    return ", ".join(said)
+
+
+def _growth(data: DataPaths, config: RunConfig) -> str:
+    """Whether run.json goes beyond what the data line was told."""
+    consumer = read_consumer(data.root)
+    told = {
+        "row_lengths": [{"from": p.start, "to": p.end, "length": p.value} for p in consumer.row_lengths],
+        "batch": [{"from": p.start, "to": p.end, "tokens": p.value} for p in consumer.batches],
+    }
+    return "" if told == config.consumer_schedules() else "; the next start tells it what run.json grew by"
 
 
 def fit_problems(data: DataPaths, config: RunConfig) -> list[str]:

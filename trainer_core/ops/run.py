@@ -17,8 +17,12 @@ from trainer_core.line.paths import LinePaths
 from trainer_core.line.stop import clear_stop, want
 from trainer_core.ops.check import check_line
 from trainer_core.ops.facts import NOTHING_TO_DO, read_facts
+from trainer_core.ops.start import start_line
 from trainer_core.supervise.reading import last_attempt
 from trainer_core.supervise.record import read_record
+
+STOPPED = 10
+"""Exit code after a stop that was asked for."""
 
 
 def run_inline(
@@ -33,6 +37,7 @@ def run_inline(
     check_line(line)
     config = load_run(paths)
     with FileLock.acquire(paths.lock, role="inline run"):
+        start_line(line)
         if not next_actions(read_facts(line, cycles)):
             return 0, NOTHING_TO_DO
         clear_stop(paths)
@@ -77,4 +82,9 @@ def _drive(
                     say(f"cycle {cycle}: tokenizing")
                     preparer.tokenize(cycle)
 
-    return run_to_end(paths, session, drive)
+    code, message = run_to_end(paths, session, drive)
+    if code in (0, STOPPED):
+        for action in next_actions(read_facts(paths.root, cycles)):
+            if isinstance(action, Delete):
+                preparer.delete_cycle(action.cycle)
+    return code, message

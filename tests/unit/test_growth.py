@@ -1,0 +1,174 @@
+"""A run.json that grows: the data line is told at the next start, what is past and planned never changes."""
+
+import shutil
+
+import pytest
+import torch
+
+from tests.tools.real_line import TINY, make_real_line, outcome_of_line
+from trainer_core.data.consumer import read_consumer
+from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.validation import make_heldout
+from trainer_core.errors import Refused
+from trainer_core.line.checkpoints import list_checkpoints
+from trainer_core.line.files import iterate_jsonl, read_json, write_json
+from trainer_core.line.ledger import live_rows
+from trainer_core.ops.check import check_line
+from trainer_core.ops.run import run_inline
+from trainer_core.ops.start import start_line
+
+torch.set_num_threads(1)
+
+CYCLE, UPDATE = TINY.cycle_tokens, TINY.update_tokens
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """A line of three cycles of 8 updates of 96 tokens in rows of 16, never started."""
+    return make_real_line(tmp_path_factory.mktemp("growth") / "line")
+
+
+@pytest.fixture
+def line(pristine):
+    """The line at its place, put back to its beginning afterwards."""
+    root, kept = pristine.root.parent, pristine.root.parent.with_name("kept")
+    if not kept.exists():
+        shutil.copytree(root, kept)
+    yield pristine
+    shutil.rmtree(root)
+    shutil.copytree(kept, root)
+
+
+def run(paths, cycles=None):
+    code, message = run_inline(paths.root, cycles=cycles, say=lambda text: None)
+    return code, message
+
+
+def edit(paths, **changes):
+    write_json(paths.run_json, read_json(paths.run_json) | changes)
+
+
+def staged(start, *, end=3 * CYCLE):
+    """The schedule with rows of 32 from `start` tokens on, and the shapes of both lengths."""
+    return {
+        "schedule": [
+            {"from": 0, "to": 2 * UPDATE, "kind": "warmup"},
+            {"from": 2 * UPDATE, "to": start, "kind": "constant"},
+            {"from": start, "to": end, "kind": "decay", "length": 32},
+        ],
+        "lengths": [{"length": 16, "rows": 4}, {"length": 32, "rows": 2}],
+    }
+
+
+def ramped(start):
+    """A batch that doubles at `start` tokens."""
+    return {
+        "tokens_per_update": [
+            {"from": 0, "to": start, "tokens": UPDATE},
+            {"from": start, "to": None, "tokens": 2 * UPDATE},
+        ]
+    }
+
+
+def test_a_line_that_grew_trains_what_one_with_that_schedule_from_the_start_trains(line):
+    data = line.root.parent / "data"
+    change = CYCLE + 3 * UPDATE
+    edit(line, **staged(change), **ramped(2 * CYCLE))
+    assert run(line)[0] == 0
+    expected = outcome_of_line(line)
+    shapes = [(row["update"], row["shape"]) for row in expected["update"]]
+    assert shapes == [(n, "4x16" if n <= 11 else "2x32") for n in range(1, 21)]
+    shutil.rmtree(line.root.parent)
+    shutil.copytree(line.root.parent.with_name("kept"), line.root.parent)
+    assert run(line, cycles=1)[0] == 0
+    edit(line, **staged(change), **ramped(2 * CYCLE))
+    assert "the next start tells it" in "\n".join(check_line(line.root))
+    assert read_consumer(data).row_length(change) == 16
+    assert run(line)[0] == 0
+    outcome = outcome_of_line(line)
+    assert outcome == expected
+    consumer = read_consumer(data)
+    assert (consumer.row_length(change - 1), consumer.row_length(change)) == (16, 32)
+    assert (consumer.batch(2 * CYCLE - 1), consumer.batch(2 * CYCLE)) == (UPDATE, 2 * UPDATE)
+    assert (data / "heldout" / "rows-32.json").exists()
+    grown = [row for row in iterate_jsonl(line.events) if row["kind"] == "schedule_grown"]
+    assert len(grown) == 1
+    assert "the next start tells it" not in "\n".join(check_line(line.root))
+    kept = {c.update: c.kept for c in list_checkpoints(line) if c.kept}
+    assert kept == {0: "start", 8: "cycle-end", 11: "length-change", 16: "cycle-end", 20: "end"}
+
+
+@pytest.mark.parametrize("changes", [staged(CYCLE + UPDATE), ramped(2 * CYCLE - UPDATE)])
+def test_what_is_planned_does_not_change(line, changes):
+    assert run(line, cycles=1)[0] == 0
+    preparer = CyclePreparer(line.root.parent / "data")
+    preparer.download(1)
+    preparer.tokenize(1)
+    before = line.run_json.read_bytes(), (line.root.parent / "data" / "consumer.json").read_bytes()
+    edit(line, **changes)
+    for start in (check_line, start_line):
+        with pytest.raises(Refused, match=rf"grow at its end and after the {2 * CYCLE:,} tokens that are pl"):
+            start(line.root)
+    assert (line.root.parent / "data" / "consumer.json").read_bytes() == before[1]
+    assert not (line.root.parent / "data" / "heldout" / "rows-32.json").exists()
+    line.run_json.write_bytes(before[0])
+    assert run(line)[0] == 0
+    assert len(live_rows(line.metrics)) == 24
+
+
+def test_what_is_trained_does_not_change(line):
+    assert run(line, cycles=1)[0] == 0
+    edit(line, **ramped(CYCLE - UPDATE))
+    with pytest.raises(Refused) as refused:
+        check_line(line.root)
+    text = "\n".join(refused.value.problems)
+    assert f"tokens_per_update[0]: it only grows at its end, after the {CYCLE:,} tokens that are" in text
+    assert "batch may only grow at its end" in text
+    assert f"recorded ['0..: {UPDATE}'], found ['0..{CYCLE - UPDATE}: {UPDATE}'" in text
+
+
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (1024, ["a cycle of 768 tokens holds no update of 1,024 tokens"]),
+        (
+            4096,
+            [
+                "lengths[1].length: 4096 is longer than the model's 2048 positions",
+                "a cycle of 768 tokens holds no update of 4,096 tokens",
+            ],
+        ),
+    ],
+)
+def test_a_stage_that_cannot_be_fed_or_read_is_refused_at_once(line, length, said):
+    edit(line, **stage_of(length))
+    with pytest.raises(Refused) as refused:
+        check_line(line.root)
+    for part in said:
+        assert any(part in problem for problem in refused.value.problems)
+
+
+def test_a_new_length_without_held_out_text_changes_nothing(line):
+    data = line.root.parent / "data"
+    shutil.rmtree(data / "heldout")
+    make_heldout(data, tokens_per_stratum=200)
+    edit(line, **stage_of(CYCLE))
+    with pytest.raises(Refused, match=r"source code: its held-out text .* fills no row of 768 tokens"):
+        start_line(line.root)
+    assert read_consumer(data).row_length(CYCLE) == 16
+    assert not (data / "heldout" / f"rows-{CYCLE}.json").exists()
+
+
+def stage_of(length):
+    """Rows of a length, one an update, after the first cycle."""
+    return {
+        "schedule": [
+            {"from": 0, "to": CYCLE, "kind": "constant"},
+            {"from": CYCLE, "to": None, "kind": "constant", "length": length},
+        ],
+        "lengths": [{"length": 16, "rows": 4}, {"length": length, "rows": 1}],
+        "tokens_per_update": [
+            {"from": 0, "to": CYCLE, "tokens": UPDATE},
+            {"from": CYCLE, "to": None, "tokens": length},
+        ],
+    }
