@@ -7,8 +7,11 @@ when its run is leaving; the next run finds what was finished and goes on from t
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
@@ -18,20 +21,22 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Failed, State
 from prefect.tasks import Task
 
-from trainer_core.errors import OUTCOMES, DataUsedUp, DiskFull, NstrainError, Refused
+from tasks.data_files import FileTasks
+from trainer_core.data.file_steps import FileStep, Report, report_nothing
+from trainer_core.data.retries import RETRIES, delay_seconds, tell_of_failure
+from trainer_core.errors import OUTCOMES, DataUsedUp, Leaving, NstrainError, Refused
 from trainer_core.line.paths import DataPaths
 from trainer_core.supervise.reading import last_line
 from trainer_core.supervise.spawn import CHECKOUT, rotate
 
 _POLL_SECONDS = 0.2
 _TERM_SECONDS = 10.0
-_FINAL: dict[int, type[NstrainError]] = {20: Refused, 32: DiskFull, 33: DataUsedUp}
-
-RETRIES = 50
-"""Runs of a step that died, some eight hours with the waits between them."""
+_TIDY_SECONDS = 5.0
+_FINAL: dict[int, type[NstrainError]] = {20: Refused, 33: DataUsedUp}
 
 StepCommand = Callable[[str, Path, int], Sequence[str]]
 """Makes the argument vector of a step's process; tests put a stand-in here."""
@@ -42,17 +47,19 @@ def step_command(step: str, work: Path, cycle: int) -> list[str]:
     return [sys.executable, "-m", "tasks.data_child", step, str(work), str(cycle)]
 
 
-class Left(Exception):
-    """The step was cut off because its run is leaving."""
-
-
 def run_step(
-    step: str, work: Path, cycle: int, *, leaving: Event | None = None, command: StepCommand = step_command
+    step: str,
+    work: Path,
+    cycle: int,
+    *,
+    leaving: Event | None = None,
+    command: StepCommand = step_command,
+    report: Report = report_nothing,
 ) -> Any:
-    """Run a step to its end and return its result.
+    """Run a step to its end and return its result; `report` is told of its files.
 
-    Raises Refused, DataUsedUp or DiskFull as the step did, Left when `leaving` is set, and RuntimeError with
-    the last line of the log when the process died.
+    Raises Refused or DataUsedUp as the step did, Leaving when `leaving` is set, and RuntimeError with the
+    last line of the log when the process died.
     """
     paths = DataPaths(work)
     rotate(paths.preparer_log)
@@ -65,21 +72,51 @@ def run_step(
             stderr=log,
         )
     try:
-        answer = _await(child, leaving)
+        answer = _follow(child, leaving, report, almost_done=paths.manifest(cycle).exists)
     finally:
         if child.poll() is None:
             child.terminate()
             _end(child)
+        if child.stdout is not None:
+            child.stdout.close()
     return _result(step, cycle, child.returncode, answer, paths)
 
 
-def _await(child: subprocess.Popen[bytes], leaving: Event | None) -> bytes:
+def _follow(
+    child: subprocess.Popen[bytes], leaving: Event | None, report: Report, almost_done: Callable[[], bool]
+) -> bytes:
+    """Pass on what the step says of its files until it ends; its last line.
+
+    A run that is ending gives a step whose cycle is published already a moment to tidy up.
+    """
+    assert child.stdout is not None
+    fd, unread, last = child.stdout.fileno(), b"", b""
+    end = float("inf")
     while True:
-        try:
-            return child.communicate(timeout=_POLL_SECONDS)[0]
-        except subprocess.TimeoutExpired:
-            if leaving is not None and leaving.is_set():
-                raise Left from None
+        if leaving is not None and leaving.is_set():
+            end = min(end, time.monotonic() + (_TIDY_SECONDS if almost_done() else 0.0))
+            if time.monotonic() >= end:
+                raise Leaving("the run is ending; finished work stays")
+        if not select.select([fd], [], [], _POLL_SECONDS)[0]:
+            continue
+        data = os.read(fd, 1 << 16)
+        if not data:
+            child.wait()
+            return unread or last
+        *lines, unread = (unread + data).split(b"\n")
+        for line in lines:
+            said = _parsed(line)
+            if "file" in said:
+                report(FileStep(**said["file"]))
+            last = line
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -91,10 +128,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _result(step: str, cycle: int, code: int, answer: bytes, paths: DataPaths) -> Any:
-    try:
-        value = json.loads(answer)
-    except ValueError:
-        value = {}
+    value = _parsed(answer)
     if code == 0 and "result" in value:
         return value["result"]
     if code in _FINAL and "error" in value:
@@ -108,25 +142,28 @@ def worth_retrying(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> boo
     return isinstance(state.data, Exception)
 
 
-def delay_seconds(run_count: int) -> float:
-    """Wait before this run of a task, by how often it has run."""
-    return 0.0 if run_count <= 1 else float(min(10 * 2 ** min(run_count - 2, 10), 600))
-
-
 def _attempt(step: str, work: Path, cycle: int, leaving: Event | None, command: StepCommand) -> Any:
     """One run of a step's task; the wait before a retry is here, not in Prefect, so it can be cut off."""
     context = TaskRunContext.get()
-    delay = delay_seconds(context.task_run.run_count if context is not None else 1)
+    run_count = context.task_run.run_count if context is not None else 1
     leaving = leaving if leaving is not None else Event()
+    files = FileTasks()
     try:
-        if leaving.wait(delay):
-            raise Left
-        return run_step(step, work, cycle, leaving=leaving, command=command)
-    except Left:
-        return Cancelled(message="the run is ending; finished work stays")
+        if leaving.wait(delay_seconds(run_count)):
+            raise Leaving("the run is ending")
+        return run_step(step, work, cycle, leaving=leaving, command=command, report=files)
+    except Leaving as left:
+        return Cancelled(message=str(left))
     except NstrainError as error:
         outcome = OUTCOMES[error.exit_code]
         return Failed(name=outcome.state_name, message=str(error))
+    except Exception as error:
+        tell_of_failure(DataPaths(work), step, cycle, failures=run_count, why=str(error))
+        raise
+    finally:
+        files.close("the step ended before the file was through")
+        if files.hidden:
+            get_run_logger().info(f"{files.hidden} further files of this step are not shown")
 
 
 def _step_task(name: str) -> Task[..., Any]:

@@ -1,4 +1,4 @@
-"""Delivering a line's events: to the Prefect server, and to the host's notify command.
+"""Delivering the events of a line or data line: to the Prefect server, and to the host's notify command.
 
 The rows of `events.jsonl` are the truth; here they are only passed on. A row is acknowledged when the
 server shows it again and the command has ended well, so nothing is lost when either dies at any moment,
@@ -22,7 +22,7 @@ from uuid import UUID
 
 from tasks.views import identity_of_run, new_client
 from trainer_core.line.events import acknowledge, pending_events
-from trainer_core.line.paths import LinePaths
+from trainer_core.line.paths import DataPaths, LinePaths
 
 COMMAND_SECONDS = 30.0
 """Time the notify command has for one event."""
@@ -37,11 +37,11 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 class Courier:
-    """Delivers the pending events of one line on a thread of its own, trying again ever less often."""
+    """Delivers the pending events of a line or data line on a thread, trying again ever less often."""
 
     def __init__(
         self,
-        paths: LinePaths,
+        paths: LinePaths | DataPaths,
         command: str | None,
         *,
         poll_seconds: float = 2.0,
@@ -66,10 +66,14 @@ class Courier:
         self._thread = threading.Thread(target=context.run, args=(self._work,), name="courier", daemon=True)
         self._thread.start()
 
-    def close(self, seconds: float = 10.0) -> None:
-        """Deliver what is pending, at most this long, and end."""
+    def hurry(self, seconds: float) -> None:
+        """Deliver what is pending now, at most this long, and end; does not wait for it."""
         self._deadline = time.monotonic() + seconds
         self._closing.set()
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Deliver what is pending, at most this long, and end."""
+        self.hurry(seconds)
         self._thread.join(seconds)
 
     def deliver(self) -> bool:
@@ -169,18 +173,24 @@ def run_command(command: str, text: str, *, seconds: float = COMMAND_SECONDS) ->
         raise RuntimeError(f"{words[0]} ended with exit code {process.returncode}")
 
 
-def event_of(paths: LinePaths, row: dict[str, Any], flow_run: UUID | None = None) -> dict[str, Any]:
-    """A row as a Prefect event `nstrain.line.<kind>`; with the row's id, so a repetition is known as one."""
+def event_of(
+    paths: LinePaths | DataPaths, row: dict[str, Any], flow_run: UUID | None = None
+) -> dict[str, Any]:
+    """A row as a Prefect event `nstrain.line.<kind>` or `nstrain.data.<kind>`.
+
+    It has the row's id, so a repetition is known as one.
+    """
     from prefect.events.schemas.events import Event
 
+    family = f"nstrain.{'data' if isinstance(paths, DataPaths) else 'line'}"
     event = Event(
         id=uuid_of(row["id"]),
         occurred=_moment(row["time"]),
-        event=f"nstrain.line.{row['kind']}",
+        event=f"{family}.{row['kind']}",
         resource={
-            "prefect.resource.id": f"nstrain.line.{paths.name}",
+            "prefect.resource.id": f"{family}.{paths.name}",
             "prefect.resource.name": paths.name,
-            "nstrain.line.path": str(paths.root),
+            f"{family}.path": str(paths.root),
         },
         related=[{"prefect.resource.id": f"prefect.flow-run.{flow_run}", "prefect.resource.role": "flow-run"}]
         if flow_run

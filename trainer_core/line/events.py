@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.line.files import append_jsonl, iterate_jsonl
-from trainer_core.line.paths import LinePaths
+from trainer_core.line.paths import DataPaths, LinePaths
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -47,13 +47,13 @@ def record_event(
     return row
 
 
-def pending_events(paths: LinePaths) -> list[dict[str, Any]]:
+def pending_events(paths: LinePaths | DataPaths) -> list[dict[str, Any]]:
     """Events not yet delivered, oldest first."""
     done = {row.get("id") for row in iterate_jsonl(paths.acked)}
     return [row for row in iterate_jsonl(paths.events) if row.get("id") not in done]
 
 
-def acknowledge(paths: LinePaths, ids: Iterable[str]) -> None:
+def acknowledge(paths: LinePaths | DataPaths, ids: Iterable[str]) -> None:
     """Record that these events were delivered."""
     for event_id in ids:
         append_jsonl(paths.acked, {"id": event_id})

@@ -81,6 +81,11 @@ class DataPaths:
     root: Path
 
     @property
+    def name(self) -> str:
+        """The data line's name in Prefect and in notifications."""
+        return self.root.name
+
+    @property
     def recipe(self) -> Path:
         return self.root / "recipe.json"
 
@@ -111,6 +116,10 @@ class DataPaths:
     @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
+
+    @property
+    def acked(self) -> Path:
+        return self.root / "events.acked"
 
     @property
     def preparer_log(self) -> Path:
