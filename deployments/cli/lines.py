@@ -6,8 +6,9 @@ Each is one call of trainer_core and what a person sees of it. What only looks i
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -31,6 +32,7 @@ def new(
     data: Path,
     peak_lr: float,
     tokens_per_update: str | None = None,
+    weight_decay_batch: str | None = None,
     set: Annotated[tuple[str, ...], Parameter(negative="")] = (),
 ) -> int:
     """Make a training line: its directory, run.json, and its entry in the data line.
@@ -46,7 +48,10 @@ def new(
     peak_lr
         Learning rate after the warm-up.
     tokens_per_update
-        Tokens of an optimizer update; the preset's when left out.
+        Tokens of an optimizer update; the preset's when left out. A number, or pieces of a ramp by the
+        tokens trained: '[{"from": 0, "to": 4.7e9, "tokens": 262144}, {"from": 4.7e9, "to": null, ...}]'
+    weight_decay_batch
+        Tokens of an update at which the weight decay is the one in run.json; others have it in proportion.
     set
         key=value for any key of run.json, dotted, with a JSON value: --set optimizer.clip=0.5
     """
@@ -55,17 +60,26 @@ def new(
     from trainer_core.ops.new import new_line
     from trainer_core.schedule.tokens import parse_tokens
 
-    try:
-        tokens = None if tokens_per_update is None else parse_tokens(tokens_per_update)
-    except ValueError as error:
-        raise Refused(f"--tokens-per-update: {error}") from None
+    problems: list[str] = []
+
+    def given(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+        try:
+            return None if text is None else parse(text)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"{option}: {error}")
+
+    batch = given("--tokens-per-update", tokens_per_update, _batch)
+    decay_batch = given("--weight-decay-batch", weight_decay_batch, parse_tokens)
+    if problems:
+        raise Refused(problems)
     line = run.expanduser().absolute()
     config = new_line(
         line,
         model=model,
         data=resolve(data),
         peak_lr=peak_lr,
-        tokens_per_update=tokens,
+        tokens_per_update=batch,
+        weight_decay_batch=decay_batch,
         settings=set,
     )
     _say(f"{line}: {config.model.name}, {updates_text(config)}")
@@ -77,6 +91,18 @@ def new(
         )
     _say(f"next: {command}")
     return 0
+
+
+def _batch(text: str) -> int | list[Any]:
+    """A token count, or the list of pieces that JSON text holds; what is wrong in a piece, run.json says."""
+    from trainer_core.line.files import parse_json
+    from trainer_core.schedule.tokens import parse_tokens
+
+    if not text.lstrip().startswith("["):
+        return parse_tokens(text)
+    pieces = parse_json(text)
+    assert isinstance(pieces, list)
+    return pieces
 
 
 def run(

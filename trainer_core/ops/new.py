@@ -25,13 +25,15 @@ def new_line(
     model: str,
     data: Path,
     peak_lr: float,
-    tokens_per_update: int | None = None,
+    tokens_per_update: int | list[Any] | None = None,
+    weight_decay_batch: int | None = None,
     settings: Sequence[str] = (),
 ) -> RunConfig:
     """Create the line; returns its configuration.
 
-    `settings` are `key=value` pairs with dotted keys of run.json and JSON values, e.g. `seed=3` or
-    `optimizer.clip=0.5`. Raises Refused with every problem; then nothing was created.
+    `tokens_per_update` is a number or the pieces of a ramp; None means the preset's. `settings` are
+    `key=value` pairs with dotted keys of run.json and JSON values, e.g. `seed=3` or `optimizer.clip=0.5`.
+    Raises Refused with every problem; then nothing was created.
     """
     paths, source = LinePaths(line), DataPaths(data)
     if paths.run_json.exists():
@@ -40,7 +42,11 @@ def new_line(
         raise Refused(f"model {model!r} is not known; expected one of {', '.join(sorted(PRESETS))}")
     if not source.data.exists():
         raise Refused(f"{source.data}: not a data line; make it with `nstrain data init --work {data}`")
-    draft = _draft(PRESETS[model], source, peak_lr=peak_lr, tokens_per_update=tokens_per_update)
+    draft = _draft(PRESETS[model], source, peak_lr=peak_lr)
+    if tokens_per_update is not None:
+        draft["tokens_per_update"] = tokens_per_update
+    if weight_decay_batch is not None:
+        draft["optimizer"]["weight_decay_batch"] = weight_decay_batch
     for setting in settings:
         _apply(draft, setting)
     config = parse_run(draft, paths.run_json)
@@ -50,9 +56,7 @@ def new_line(
     return config
 
 
-def _draft(
-    preset: Preset, source: DataPaths, *, peak_lr: float, tokens_per_update: int | None
-) -> dict[str, Any]:
+def _draft(preset: Preset, source: DataPaths, *, peak_lr: float) -> dict[str, Any]:
     """run.json as the preset has it, before the user's settings."""
     training = preset.training
     warmup = int(training["warmup_tokens"])
@@ -69,7 +73,7 @@ def _draft(
             {"from": 0, "to": warmup, "kind": "warmup"},
             {"from": warmup, "to": None, "kind": "constant"},
         ],
-        "tokens_per_update": tokens_per_update or training["tokens_per_update"],
+        "tokens_per_update": training["tokens_per_update"],
         "optimizer": {
             "peak_lr": peak_lr,
             "min_lr": peak_lr * training["min_lr_ratio"],
