@@ -9,6 +9,7 @@ the end of a run.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def run_line(
         return State(type=StateType.COMPLETED, name=OUTCOMES[10].state_name, message=STOPPED_SINCE)
     paths, views = LinePaths(root), Views()
     tag_line(views, paths.name)
-    courier = Courier(paths, host.notify)
     data = Path(load_run(paths).data)
+    couriers = (Courier(paths, host.notify), Courier(DataPaths(data), host.notify))
     run = LineRun(
         paths=paths,
         data=data,
@@ -98,22 +99,32 @@ def run_line(
         patience = _LAST_VIEWS_SECONDS
         return state
     finally:
+        _close(views, couriers, patience)
+
+
+def _close(views: Views, couriers: Sequence[Courier], patience: float) -> None:
+    """Show and deliver what is left, at most this long, and say what was lost."""
+    for courier in couriers:
+        courier.hurry(patience)
+    for courier in couriers:
         courier.close(patience)
-        views.close(patience)
-        if views.dropped or courier.failures:
-            why = views.last_error or courier.last_error or "newer ones took their place"
-            lost = f"{views.dropped} views not shown, {courier.failures} deliveries repeated: {why}"
-            get_run_logger().warning(lost)
+    views.close(patience)
+    failures = sum(courier.failures for courier in couriers)
+    if views.dropped or failures:
+        errors = [views.last_error, *(courier.last_error for courier in couriers)]
+        why = next(filter(None, errors), "newer ones took their place")
+        lost = f"{views.dropped} views not shown, {failures} deliveries repeated: {why}"
+        get_run_logger().warning(lost)
 
 
 @task(name="check-line", task_run_name="check-line", cache_policy=NO_CACHE, persist_result=False)
 def check_line(root: Path) -> Any:
     """The start checks; Failed/Refused with every problem, or when somebody else runs the line."""
-    from trainer_core.ops.check import check_line as check
+    from trainer_core.ops.start import start_line
 
     try:
-        found = check(root)
         refuse_if_run(LinePaths(root))
+        found = start_line(root)
     except Refused as error:
         return Failed(name=OUTCOMES[error.exit_code].state_name, message=str(error))
     for sentence in found:
@@ -154,7 +165,8 @@ class Driver:
     def _advance(self) -> None:
         """Submit everything that may be done and is not under way; stop the line when its data ends."""
         for action in self._actions():
-            self._submit_once(action)
+            if not (isinstance(action, Download | Tokenize) and self._deleting()):
+                self._submit_once(action)
         for action, future in self._futures.items():
             state = state_when_done(future)
             if self._failure is None and isinstance(action, Download | Tokenize) and state is not None:
@@ -163,6 +175,11 @@ class Driver:
             self._said_once(f"no further cycle: {self._failure[1]}")
             if self._run.session.stage() == "awaiting-data":
                 self._run.session.stop_because(*self._failure)
+
+    def _deleting(self) -> bool:
+        """Whether a trained cycle is still leaving: the disk bound has no room for another one beside it."""
+        deletions = (future for action, future in self._futures.items() if isinstance(action, Delete))
+        return any(state_when_done(future) is None for future in deletions)
 
     def _actions(self, *, fresh: bool = False) -> list[Action]:
         """What may be done now, and the train tasks of cycles that were trained between two looks."""
