@@ -79,6 +79,10 @@ class FlatState:
         found = self.unbound()
         assert not found, found
 
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Every flat buffer."""
+        return self.P, self.G, self.M, self.V
+
     def state_tensors(self) -> dict[str, Tensor]:
         """The buffers of a checkpoint by the name of their file; loading copies into them in place."""
         return {"params": self.P, "exp_avg": self.M, "exp_avg_sq": self.V}

@@ -13,12 +13,15 @@ import torch
 
 Kernel = Callable[..., Any]
 
+_COMPOSED: dict[str, Kernel] = {}
 
-def operator(name: str, *, fake: Kernel) -> Callable[[Kernel], Kernel]:
+
+def operator(name: str, *, fake: Kernel, composed: bool = False) -> Callable[[Kernel], Kernel]:
     """Decorates the kernel of `nstrain::name`; returns the operator that dispatches to it.
 
     The kernel mutates none of its arguments and returns no alias of one. `fake` makes results of the right
-    shapes without reading data.
+    shapes without reading data. `composed`: the kernel is made of torch's operators alone and also runs on
+    meta tensors, so that whoever watches operators can look inside.
     """
 
     def define(kernel: Kernel) -> Kernel:
@@ -28,9 +31,16 @@ def operator(name: str, *, fake: Kernel) -> Callable[[Kernel], Kernel]:
         torch.library.impl(qualified, "default", kernel)
         torch.library.register_fake(qualified, fake)
         overload: Kernel = getattr(torch.ops.nstrain, name).default
+        if composed:
+            _COMPOSED[qualified] = kernel
         return overload
 
     return define
+
+
+def composed_kernel(overload: torch._ops.OpOverload) -> Kernel | None:
+    """The kernel of an operator of ours that is made of torch's operators; None for every other operator."""
+    return _COMPOSED.get(overload._schema.name)
 
 
 def differentiate(name: str, backward: Kernel, *, setup: Kernel) -> None:

@@ -1,8 +1,8 @@
 """A GPU for tests: it writes down every call, and its graphs really replay, on the CPU.
 
-A graph is a tape of operator calls with the tensors they had. Replaying runs the calls on those tensors, so a
-number that the host put in at capture stays what it was, which is the fault that a closure would hide. As on a
-GPU, capturing changes no tensor, reading a value breaks the capture, and temporaries are void after a replay.
+A graph is a tape of operator calls with the tensors they had. Replaying runs the calls on those tensors, so
+a number that the host put in at capture stays what it was, which is the fault that a closure would hide. As
+on a GPU, capturing changes no tensor, reading a value breaks it, and temporaries are void after a replay.
 """
 
 from __future__ import annotations

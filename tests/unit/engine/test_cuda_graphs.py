@@ -1,4 +1,4 @@
-"""The order of a GPU's calls, captures that fail, and replays that see every new number, on a recording GPU."""
+"""Order of a GPU's calls, captures that fail, replays that see every new number: on a GPU that records."""
 
 from contextlib import contextmanager
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.unit.engine.toys import Recorded, bits, recorded_gradients, rows_of
 from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import flat_state
+from trainer_core.engine.layout import ParamGroup
 from trainer_core.engine.step import UNREAD, Step, UpdateScalars
 
 SCALARS = UpdateScalars(lr=1e-2, weight_decay=0.1)
@@ -33,6 +35,10 @@ def _results(step: Step, lag: int, updates: int) -> list[list]:
     return [*seen, step.results()]
 
 
+def _flat(batches: list[list]) -> list:
+    return [result for batch in batches for result in batch]
+
+
 def test_late_results_are_the_same_results() -> None:
     state, step = _step({})
     at_once = _results(step, 0, 12)
@@ -40,8 +46,8 @@ def test_late_results_are_the_same_results() -> None:
     late_state, step = _step({})
     late = _results(step, 1, 12)
     assert [len(results) for results in late] == [0] + [1] * 11 + [1]
-    assert sum(late, []) == sum(at_once, [])
-    assert len({result.grad_norm for result in sum(late, [])}) == 12
+    assert _flat(late) == _flat(at_once)
+    assert len({result.grad_norm for result in _flat(late)}) == 12
     assert bits(late_state) == bits(state)
 
 
@@ -59,7 +65,7 @@ def test_reading_at_once_does_not_pass_over_what_is_unread() -> None:
 def test_infinite_at_4_and_not_a_number_at_7_are_skipped_and_counted() -> None:
     """Case D03."""
     state, step = _step({4: math.inf, 7: math.nan})
-    results = sum(_results(step, 1, 12), [])
+    results = _flat(_results(step, 1, 12))
     assert [i for i, result in enumerate(results) if result.skipped] == [4, 7]
     assert [result.skipped_run for result in results] == [0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]
     assert state.scalars()["skipped_total"] == 2
@@ -104,8 +110,6 @@ class _Head(torch.nn.Module):
         return total, torch.tensor(targets.numel())
 
     def param_groups(self):
-        from trainer_core.engine.layout import ParamGroup
-
         return [ParamGroup(name="head", decay=False, lr_mult=1.0, params=[("weight", self.weight)])]
 
     def layer_label(self, name: str) -> str:
@@ -129,7 +133,7 @@ def test_loss_and_gradient_of_unequal_micro_batches(sizes: list[int], dtype: tor
     step = Step(model_loss=model.loss, state=state, backend=EagerReplay(), optimizer=keep)
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     micro = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         # one target per row: [feature, target]
         micro.append(torch.tensor([[i, case["Y"][i]] for i in range(start, end)]))
     result = step.update(micro, UpdateScalars(lr=1.0, weight_decay=0.0))

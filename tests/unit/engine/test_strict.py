@@ -1,4 +1,4 @@
-"""Strict replay: what a part left behind is void, and everything a line does between updates survives that."""
+"""Strict replay: what a part left behind is void, and all that a line does between updates survives it."""
 
 import pytest
 import torch

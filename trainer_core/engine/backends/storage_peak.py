@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, UntypedStorage
-from torch.utils._pytree import tree_leaves
 
 ROUNDING = 512
 """The CUDA caching allocator hands out multiples of this."""
@@ -64,5 +63,11 @@ class StoragePeak:
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """Every tensor of nested arguments or results, in order."""
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    """Every tensor of an operator's arguments or results, in order."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return []
+    return [tensor for value in values for tensor in tensors_in(value)]

@@ -23,7 +23,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, 
     return torch.empty_like(q), q.new_empty(N, 0 if save else T), q.new_empty(saved)
 
 
-@operator("causal_attention", fake=_fake)
+@operator("causal_attention", fake=_fake, composed=True)
 def attention(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp and saved probabilities of q, k, v [N, T, d]."""
     return block_causal.forward(q, k, v, save)
@@ -35,7 +35,7 @@ def _fake_backward(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-@operator("causal_attention_backward", fake=_fake_backward)
+@operator("causal_attention_backward", fake=_fake_backward, composed=True)
 def attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,7 +45,7 @@ def _fake_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return hidden.new_empty((), dtype=_accumulated(hidden))
 
 
-@operator("linear_cross_entropy", fake=_fake_loss)
+@operator("linear_cross_entropy", fake=_fake_loss, composed=True)
 def loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Summed loss, for evaluation."""
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
@@ -60,7 +60,7 @@ def _fake_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Te
     return hidden.new_empty((), dtype=wide), torch.empty_like(hidden), torch.empty_like(weight, dtype=wide)
 
 
-@operator("linear_cross_entropy_train", fake=_fake_gradients)
+@operator("linear_cross_entropy_train", fake=_fake_gradients, composed=True)
 def loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Summed loss and its gradients of hidden and weight, for training."""
     wide = _accumulated(hidden)

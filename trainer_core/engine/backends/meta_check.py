@@ -1,0 +1,102 @@
+"""The backend that captures nothing: it runs each part once on the meta device and reports what it saw.
+
+A report is about a part as a whole: what the guard saw, gradients that left the flat buffers, storages that
+the part left behind, bytes at the peak. Nothing needs a GPU or memory beyond the operators' descriptions.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer_core.engine.backends.guard import CannotGoOn, CaptureGuard, HostConstants, Problem
+from trainer_core.engine.backends.protocol import Part, Wait
+from trainer_core.engine.flat import FlatState
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartReport:
+    """What one part was seen to do."""
+
+    part: str
+    """Name of the part."""
+    problems: tuple[Problem, ...]
+    """What keeps it from being captured; empty when nothing does."""
+    peak_bytes: int
+    """Largest sum of the storages that it made, as the pool would hold them."""
+    num_ops: int
+    """Operators that it ran."""
+    fingerprint: str
+    """Digest of the operators with shapes and types, in order."""
+
+
+class MetaCheck:
+    """Capture = run under the guard; replay = nothing."""
+
+    def __init__(self, state: FlatState) -> None:
+        assert state.device.type == "meta", state.device
+        self._state = state
+        self.reports: dict[Hashable, PartReport] = {}
+        """One report for each part that was captured."""
+
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def capture(self, part: Part) -> None:
+        name = " ".join(map(str, part.key)) if isinstance(part.key, tuple) else str(part.key)
+        guard = CaptureGuard(name, part.constants)
+        _run(part, guard)
+        for left in self._state.unbound():
+            guard.report("left-flat-buffer", left.split(" left ")[0], left)
+        _report_left_behind(guard)
+        self.reports[part.key] = PartReport(
+            part=name,
+            problems=tuple(guard.problems.values()),
+            peak_bytes=guard.storages.peak_bytes,
+            num_ops=guard.num_ops,
+            fingerprint=guard.fingerprint,
+        )
+
+    def replay(self, key: Hashable) -> None:
+        assert key in self.reports, key
+
+    def release(self) -> None:
+        self.reports.clear()
+
+    def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(size, dtype=dtype, device="cpu")
+
+    def mark(self) -> Wait:
+        return lambda: None
+
+
+def _run(part: Part, guard: CaptureGuard) -> None:
+    """Runs a part to its end or to the first problem that hides what comes after it."""
+    sizes = [(t.untyped_storage(), t.untyped_storage().nbytes()) for t in part.constants]
+    try:
+        with HostConstants(guard), guard:
+            part.run()
+    except CannotGoOn:
+        pass
+    except Exception as error:
+        # What a problem found before leads to is not another problem; anything else is one.
+        if not guard.problems:
+            guard.report("failed", type(error).__name__, str(error).splitlines()[0])
+    for storage, size in sizes:
+        if storage.nbytes() != size:
+            detail = f"a static input went from {size} to {storage.nbytes()} bytes"
+            guard.report("static-written", "resize", detail)
+
+
+def _report_left_behind(guard: CaptureGuard) -> None:
+    if not guard.problems and guard.storages.alive():
+        gc.collect()  # autograd and generators may leave cycles, which are nobody's storage
+    if not guard.problems:
+        for birth in guard.storages.alive():
+            detail = f"{birth.num_bytes} bytes stay after the part, where the next graph of the pool writes"
+            guard.report("left-behind", birth.op, detail)
