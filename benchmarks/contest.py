@@ -18,11 +18,19 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def contest(contenders: Mapping[str, Callable[[], object]], rounds: int = 3) -> dict[str, float]:
-    """The CPU seconds of each contender's best round; every round runs all of them, in turn."""
+def contest(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int = 3,
+    before: Callable[[str], object] = lambda name: None,
+) -> dict[str, float]:
+    """The CPU seconds of each contender's best round; every round runs all of them, in turn.
+
+    `before` is called with a contender's name ahead of each of its runs and is not counted.
+    """
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(rounds):
         for name, call in contenders.items():
+            before(name)
             gc.collect()
             start = cpu_seconds()
             call()

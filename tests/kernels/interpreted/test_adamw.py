@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.kernels.interpreted.shapes import SIZES, buffers, clone, close, coefficients, state
+from tests.kernels.shapes import SIZES, buffers, clone, close, coefficients, state
 from trainer_core.kernels.adamw import update_reference
 from trainer_core.kernels.adamw.triton import update_triton
 

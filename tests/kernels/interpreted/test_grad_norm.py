@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.kernels.interpreted.shapes import PLANTED, norm_state
+from tests.kernels.shapes import PLANTED, norm_state
 from trainer_core.kernels.grad_norm import BLOCK, NormState, Segments, grad_norm_reference
 from trainer_core.kernels.grad_norm.triton import grad_norm_triton
 

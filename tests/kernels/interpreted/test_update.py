@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.interpreted.shapes import PLANTED, buffers, clone, close, norm_state, part, state
+from tests.kernels.shapes import PLANTED, buffers, clone, close, norm_state, part, state
 from trainer_core.kernels.adamw import Buffers, Coefficients, update_reference
 from trainer_core.kernels.adamw.triton import update_triton
 from trainer_core.kernels.grad_norm import BLOCK, NormState, Segments, grad_norm_reference

@@ -11,6 +11,20 @@ def test_contenders_alternate_and_every_one_has_a_result() -> None:
     assert all(0 <= seconds < float("inf") for seconds in best.values())
 
 
+def test_what_is_done_before_a_run_is_not_counted() -> None:
+    calls: list[str] = []
+
+    def before(name: str) -> None:
+        calls.append(f"before {name}")
+        end = cpu_seconds() + 0.2
+        while cpu_seconds() < end:
+            pass
+
+    best = contest({"quick": lambda: calls.append("quick")}, rounds=2, before=before)
+    assert calls == ["before quick", "quick"] * 2
+    assert best["quick"] < 0.2
+
+
 def test_cpu_seconds_only_rise() -> None:
     readings = [cpu_seconds() for _ in range(3)]
     assert readings == sorted(readings)
