@@ -18,19 +18,31 @@ _PLAIN_WRITE = os.write
 
 def run_killed(work: Callable[[], object], at: int) -> bool:
     """Run `work` in a child that dies by SIGKILL before its `at`-th file operation; False: it ended first."""
+    left = at
+
+    def due(_name: str, _path: str) -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    return run_killed_when(work, due)
+
+
+def run_killed_when(work: Callable[[], object], due: Callable[[str, str], bool]) -> bool:
+    """Run `work` in a child that dies by SIGKILL before the first file operation that is `due`.
+
+    `due` gets the operation's name and path, in the child. False: the work ended first.
+    """
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            left = at
 
-            def count(_name: str, _path: str) -> None:
-                nonlocal left
-                left -= 1
-                if left < 0:
+            def die_if_due(name: str, path: str) -> None:
+                if due(name, path):
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            _wrap(count)
+            _wrap(die_if_due)
             work()
             code = 0
         finally:
