@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.disk_watch import watching
 from tests.tools.hub import Hub, running_hub
 from tests.tools.hub_lines import QUICK, on_hub
-from tests.tools.tiny_data import disk_line, published_bytes
+from tests.tools.made_line import SHARES, write_recipe, write_sources
+from tests.tools.tiny_data import disk_line, published_bytes, register, write_byte_tokenizer
+from trainer_core.data.calibration import load_calibration
+from trainer_core.data.disk_bound import disk_bound
 from trainer_core.data.file_steps import FileStep
+from trainer_core.data.initialize import init_data_line
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.prepare_files import Effort
 from trainer_core.data.sources import load_data_line
@@ -143,3 +148,24 @@ def test_every_cycle_is_rebuilt_from_manifests_and_the_hub(hub: Hub, tmp_path: P
     }
     assert found == expected
     assert rebuilt.files.sources.held() == []
+
+
+@pytest.mark.parametrize("here_bytes", [1 << 30, 0], ids=["here", "workers"])
+def test_five_cycles_from_a_hub_stay_below_the_disk_bound(hub: Hub, tmp_path: Path, here_bytes: int) -> None:
+    """As a line prepares: a trained cycle leaves before the one after next is begun."""
+    write_sources(tmp_path, *SHARES, files=5, docs=60)
+    tokenizer = tmp_path / "tokenizer.json"
+    eos_id = write_byte_tokenizer(tokenizer)
+    work, recipe = tmp_path / "line", write_recipe(tmp_path, (0, SHARES))
+    init_data_line(work, recipe=recipe, tokenizer=tokenizer, eos_id=eos_id, cycle_tokens=3000)
+    register(work)
+    on_hub(hub, work)
+    bound = disk_bound(load_data_line(work), load_calibration(work), workers=2)
+    cycle_files, peak = preparer(work, raw_bytes=5000, here_bytes=here_bytes), [0]
+    with watching(DataPaths(work), peak):
+        for cycle in range(5):
+            if cycle >= 2:
+                cycle_files.delete_cycle(cycle - 2)
+            cycle_files.download(cycle)
+            cycle_files.tokenize(cycle)
+    assert 0 < peak[0] <= bound.total - bound.downloads + 5000

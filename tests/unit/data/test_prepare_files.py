@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 
 from tests.tools.tiny_data import disk_line, published_bytes
 from trainer_core.data.file_steps import FileStep
+from trainer_core.data.open_files import OpenFiles
 from trainer_core.data.prepare import CyclePreparer
 from trainer_core.data.prepare_files import Effort
 from trainer_core.data.slots import Slots
@@ -177,3 +179,45 @@ def test_who_waits_for_the_line_or_for_a_slot_can_leave(tmp_path: Path) -> None:
         threading.Timer(0.1, leaving.set).start()
         with pytest.raises(Leaving):
             preparer.tokenize(0)
+
+
+def test_two_lines_share_the_slots_of_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [disk_line(tmp_path / name) for name in ("a", "b")]
+    inside, most, done = 0, 0, 0
+    guard, plain = threading.Lock(), OpenFiles.tokenize
+
+    def counted(files: OpenFiles, source: str, path: str) -> object:
+        nonlocal inside, most, done
+        with guard:
+            inside, done = inside + 1, done + 1
+            most = max(most, inside)
+        facts = plain(files, source, path)
+        time.sleep(0.01)
+        with guard:
+            inside -= 1
+        return facts
+
+    monkeypatch.setattr(OpenFiles, "tokenize", counted)
+    threads = [threading.Thread(target=prepare, args=(work, HERE, 0)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(CyclePreparer(work).published(0) for work in works)
+    assert most == 1 and done >= 8
+
+
+def test_worker_processes_wait_for_a_slot_and_say_when_they_have_it(tmp_path: Path) -> None:
+    work = disk_line(tmp_path)
+    one = Effort(downloads=1, tokenizers=1, here_bytes=0)
+    steps: list[FileStep] = []
+    preparer = CyclePreparer(work, effort=one, report=steps.append)
+    thread = threading.Thread(target=preparer.tokenize, args=(0,))
+    with Slots("tokenize", 1).hold():
+        thread.start()
+        while not (found := workers()) or found[0].num_threads() < 2:
+            time.sleep(0.02)
+        time.sleep(1.0)  # a worker without a slot for longer than it looks for one
+        assert [step for step in steps if step.step == "tokenize"] == []
+    thread.join()
+    assert preparer.published(0) and steps[-1].state == "done"
