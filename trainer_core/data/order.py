@@ -99,15 +99,15 @@ class _Walker:
         releases, keys = self._jobs(start, end)
         order = np.argsort(releases, kind="stable")
         arriving = iter(keys[order].tolist())
-        released = self._released
-        chosen: list[int] = []
+        released, chosen = self._released, list[int]()
+        insert, take, choose, following = insort, released.pop, chosen.append, arriving.__next__
         for number in np.bincount(releases - start - 1, minlength=end - start).tolist():
             if number == 1:
-                insort(released, next(arriving))
+                insert(released, following())
             elif number:
                 for key in islice(arriving, number):
-                    insort(released, key)
-            chosen.append(released.pop())
+                    insert(released, key)
+            choose(take())
         ran = -np.array(chosen, dtype=np.int64)
         deadlines, sources = np.divmod(ran, len(self._shares))
         assert np.all(deadlines > np.arange(start, end)), "Tijdeman's theorem: a feasible schedule exists"
@@ -140,13 +140,11 @@ class _Bits(local):
     def __init__(self) -> None:
         self._generator = np.random.Philox(key=0)
         self._state = self._generator.state
+        self._begin = np.zeros(4, dtype=np.uint64)
 
     def raw(self, key: bytes, count: int) -> NDArray[np.uint64]:
         """The first raw numbers of the generator with a 128-bit key."""
-        self._state["state"] = {
-            "counter": np.zeros(4, dtype=np.uint64),
-            "key": np.frombuffer(key, dtype="<u8"),
-        }
+        self._state["state"] = {"counter": self._begin, "key": np.frombuffer(key, dtype="<u8")}
         self._generator.state = self._state
         bits: NDArray[np.uint64] = self._generator.random_raw(count)
         return bits
