@@ -57,7 +57,7 @@ def init(
             calibration_from=resolve(known) if known else None,
             progress=say,
         )
-        make_heldout(root)
+        make_heldout(root, progress=say)
         say(str(report))
     except NstrainError as error:
         name = OUTCOMES[error.exit_code].state_name if error.exit_code in OUTCOMES else "Failed"

@@ -138,7 +138,7 @@ def val(*, work: Path, json: Flag = False) -> int:
     from trainer_core.data.validation import make_heldout
 
     line = resolve(work)
-    record = make_heldout(line)
+    record = make_heldout(line, progress=progress(quiet=json))
     if json:
         print_json(record)
         return 0
