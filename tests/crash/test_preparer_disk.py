@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,18 @@ def test_a_wait_for_room_can_be_left(tmp_path: Path) -> None:
         with pytest.raises(Leaving, match="waiting for room"):
             prepare(work, 0, leaving=leaving, say=lambda message: leaving.set())
         assert not CyclePreparer(work).published(0)
+
+
+def test_a_trained_cycle_leaves_a_full_disk(tmp_path: Path) -> None:
+    """Its rows in the log do not fit before it has gone."""
+    with small_disk(tmp_path / "disk", megabytes=4) as disk:
+        work = line_at(disk / "line")
+        prepare(work, 0)
+        log = DataPaths(work).cycles_log
+        filler = fill(disk, leave=0)
+        page = b"\n" * (-log.stat().st_size % 4096)
+        with suppress(OSError), open(log, "ab", buffering=0) as file:  # no row fits into its last page
+            file.write(page)
+        assert CyclePreparer(work).delete_cycle(0) is True
+        assert filler.exists() and not list(DataPaths(work).cycles.iterdir())
+        assert [row["kind"] for row in read_jsonl(log)][-2:] == ["consumed", "deleted"]

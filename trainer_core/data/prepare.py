@@ -37,7 +37,7 @@ from trainer_core.data.shards import Shard
 from trainer_core.data.source_files import SourceFiles
 from trainer_core.data.sources import load_data_line
 from trainer_core.data.state_file import current_state, write_state
-from trainer_core.data.streams import file_order
+from trainer_core.data.sweep import delete_shards, sweep
 from trainer_core.errors import DiskFull, Leaving, Refused, disk_full
 from trainer_core.line.files import publish
 from trainer_core.line.lock import Busy, FileLock
@@ -145,34 +145,19 @@ class CyclePreparer:
             write_state(self.paths, state)
             manifest = self._manifest(cycle)
             log_step(self.paths, cycle, "published", manifest_sha256=manifest.sha256)
-            self._sweep(state)
+            sweep(self.paths, self.line, self.files, state)
             return self._summary(manifest)
 
     def delete_cycle(self, cycle: int, *, consumed: bool = True) -> bool:
-        """Remove a cycle's shards; False when they were gone. `consumed` also logs that it was trained.
-
-        Takes no lock: the next cycle may be in preparation for hours. The folder leaves by one rename.
-        """
-        folder = self.paths.cycle(cycle)
-        doomed = folder.with_name(folder.name + ".deleted")
-        if consumed and self.has_manifest(cycle):
-            log_step(self.paths, cycle, "consumed")
-        size = sum(entry.stat().st_size for entry in _files_below(folder, doomed))
-        found = folder.exists()
-        if found:
-            shutil.rmtree(doomed, ignore_errors=True)
-            publish(folder, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-        if size:
-            log_step(self.paths, cycle, "deleted", bytes=size)
-        return found
+        """Remove a cycle's shards; False when they were gone. `consumed` also logs that it was trained."""
+        return delete_shards(self.paths, cycle, consumed=consumed)
 
     def rebuild(self, cycle: int, out: Path) -> None:
         """Write a cycle's shards to a new folder from its manifest and the sources, and compare digests."""
         with self._working() as lock:
             self._work.tokenize(self._untokenized(cycle), lock.fd)
             self._rebuild(cycle, out)
-            self._sweep(self._state())
+            sweep(self.paths, self.line, self.files, self._state())
 
     def _needed(self, cycle: int) -> list[tuple[str, str]]:
         if self.has_manifest(cycle):
@@ -219,6 +204,7 @@ class CyclePreparer:
                 self._rebuild(cycle, part)
                 publish(part, folder)
                 return
+            consumer = read_consumer(self.paths.root)
             plan = self._plan(self._state())
             rows = sum(part_plan.num_rows for part_plan in plan.parts)
             log_step(self.paths, cycle, "planned", num_rows=rows)
@@ -227,6 +213,9 @@ class CyclePreparer:
             )
             tokens = sum(shard["tokens"] for records in shards for shard in records)
             log_step(self.paths, cycle, "tokenized", tokens=tokens)
+            if read_consumer(self.paths.root) != consumer:  # it grew meanwhile, maybe inside this cycle
+                self._publish(cycle)
+                return
             publish(part, folder)
             write_manifest(self.paths.manifest(cycle), manifest_value(self.line, plan, self.files, shards))
         except BaseException:
@@ -255,29 +244,6 @@ class CyclePreparer:
         shard = self.files.shard(source, path)
         assert shard is not None, (source, path)
         return shard
-
-    def _sweep(self, state: PlanState) -> None:
-        """Delete files of which no document is left to train, raw ones, and leftovers of killed processes."""
-        for source, path in self.files.sources.held():
-            self.files.sources.discard(source, path)
-        for source, path in self.files.on_disk():
-            if self._used_up(state, source, path):
-                self.files.forget(source, path)
-        for leftover in self.paths.cycles.glob("*.deleted"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for temporary in (*self.paths.manifests.glob(".*.tmp"), *self.paths.root.glob(".state.json.*.tmp")):
-            temporary.unlink(missing_ok=True)
-
-    def _used_up(self, state: PlanState, source: str, path: str) -> bool:
-        progress = state.sources.get(source)
-        if progress is None:
-            return False
-        stratum_name = self.files.pinned(source, path).stratum
-        stratum = progress.strata.get(stratum_name)
-        if stratum is None or any(docs.path == path for docs in progress.head):
-            return False
-        opened = file_order(self.line, source, stratum_name)[: stratum.next_file]
-        return path in opened and all(file.path != path for file in stratum.open)
 
     @contextmanager
     def _working(self) -> Iterator[FileLock]:
@@ -308,8 +274,3 @@ class CyclePreparer:
             "shards": len(shards),
             "manifest_sha256": manifest.sha256,
         }
-
-
-def _files_below(*folders: Path) -> Iterator[Path]:
-    for folder in folders:
-        yield from (entry for entry in folder.rglob("*") if entry.is_file())
