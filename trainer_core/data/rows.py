@@ -48,6 +48,7 @@ class DataLineRows:
         Opening a cycle reads all of it, which takes minutes when it is large: `beat` is called all along.
         """
         self._paths = DataPaths(Path(data_root))
+        self._written = self._last_written()
         self._line = load_data_line(self._paths.root)
         self._digest = self._line.digest()
         self._beat = beat
@@ -94,7 +95,17 @@ class DataLineRows:
         return self._cycles[cycle]
 
     def _manifest(self, cycle: int) -> Manifest:
+        if (written := self._last_written()) != self._written:  # the recipe grew while we train
+            self._line, self._written = load_data_line(self._paths.root), written
         return read_cycle_manifest(self._paths, cycle, line=self._line)
+
+    def _last_written(self) -> tuple[int, int] | None:
+        """Which data.json is there, or None."""
+        try:
+            found = self._paths.data.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
 
 class OpenCycle:

@@ -8,10 +8,12 @@ import pytest
 
 from tests.tools.hub import running_hub
 from tests.tools.hub_lines import on_hub
-from tests.tools.tiny_data import disk_line
+from tests.tools.tiny_data import ROW_LENGTH, disk_line
 from trainer_core.data import heldout
 from trainer_core.data.heldout import make_streams, read_heldout, stream_path
 from trainer_core.data.open_files import OpenFiles
+from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.row_source import Position
 from trainer_core.data.rows import DataLineRows
 from trainer_core.data.shards import read_shard
 from trainer_core.data.sources import DataLine, Piece, load_data_line
@@ -202,3 +204,22 @@ def test_the_record_says_what_is_there(tmp_path: Path) -> None:
     written = json.loads((DataPaths(work).heldout / "heldout.json").read_text())
     assert written == record
     assert written["made_from"].keys() == written["sources"].keys() == {"code", "prose"}
+
+
+def test_rows_opened_before_a_source_was_added_read_the_cycles_after_it(tmp_path: Path) -> None:
+    work = disk_line(tmp_path / "a")
+    make_heldout(work)
+    cut_rows(work, ROW_LENGTH, 3)
+    rows, paths = DataLineRows(work), DataPaths(work)
+    identity = rows.identity()
+    for cycle in range(2):
+        CyclePreparer(work).tokenize(cycle)
+    grown = with_web(work, tmp_path / "b")
+    extend_heldout(paths, grown)
+    write_json(paths.data, grown.to_json())
+    CyclePreparer(work).tokenize(2)
+    assert rows.ready(1) and rows.ready(2)
+    batch = rows.rows(Position(cycle=2, part=0, row=0), rows.parts(2)[0].num_rows)
+    assert batch.source_rows.keys() == {"prose", "web"}
+    assert list(rows.validation(ROW_LENGTH, 2).sources) == ["code", "prose", "web"]
+    assert rows.identity() == identity == DataLineRows(work).identity()
