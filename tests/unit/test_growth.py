@@ -121,6 +121,25 @@ def test_what_is_planned_or_trained_does_not_change(line):
     assert run(line, cycles=2)[0] == 0
 
 
+def test_a_schedule_that_grows_while_its_cycle_is_assembled_is_planned_by(line, monkeypatch):
+    preparer = CyclePreparer(line.root.parent / "data")
+    read, grown = preparer._read, []
+
+    def read_and_grow(source, path):
+        if not grown:
+            edit(line, **staged(3 * UPDATE))
+            grown.append(start_line(line.root))
+        return read(source, path)
+
+    monkeypatch.setattr(preparer, "_read", read_and_grow)
+    preparer.download(0)
+    preparer.tokenize(0)
+    assert grown
+    manifest = read_json(line.root.parent / "data" / "manifests" / "000000.json")
+    assert [part["row_length"] for part in manifest["parts"]] == [16, 32]
+    assert run(line, cycles=1)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("length", "said"),
     [
