@@ -7,6 +7,7 @@ most so many at once; the others are counted. Failures are shown in any case.
 
 from __future__ import annotations
 
+import contextvars
 from threading import Event
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed, State
 from prefect.tasks import Task
+from prefect.transactions import Transaction
 
 from trainer_core.data.file_steps import FileStep
 
@@ -84,7 +86,10 @@ class FileTasks:
         step, source, path = key
         self._shown += 1
         self._open[key] = showing = Showing()
-        _TASKS[step].submit(source, path, showing)
+        # Within the step's transaction, a step that fails would roll its finished files back.
+        context = contextvars.copy_context()
+        context.run(Transaction.__var__.set, None)
+        context.run(_TASKS[step].submit, source, path, showing)
         return True
 
     def _end(self, key: tuple[str, str, str], failure: str | None) -> None:
