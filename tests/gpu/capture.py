@@ -45,6 +45,8 @@ class Machine:
     """Bytes that the process holds of its memory."""
     optimizer: adamw.AdamWUpdate
     """The update."""
+    model: str = "llama-cpu"
+    """Preset that is trained."""
     shapes: tuple[tuple[int, int], ...] = ((8, 128), (4, 512))
     """Rows and row length of the micro-batches."""
 
@@ -53,7 +55,7 @@ class Run:
     """A small Llama whose gradient gets `plant` added in one element; NaN makes an update to skip."""
 
     def __init__(self, machine: Machine, backend: GraphBackend) -> None:
-        model = build("llama-cpu", None, VOCAB, 0)
+        model = build(machine.model, None, VOCAB, 0)
         self.state: FlatState = flat_state(model, machine.device)
         self.plant = torch.zeros((), device=machine.device)
         self.machine = machine
@@ -155,7 +157,7 @@ def release_and_capture_again(machine: Machine) -> tuple[bool, str]:
 
 
 def failed_captures_hold_nothing(machine: Machine) -> tuple[bool, str]:
-    model = build("llama-cpu", None, VOCAB, 0)
+    model = build(machine.model, None, VOCAB, 0)
     state = flat_state(model, machine.device)
     calls = 0
 

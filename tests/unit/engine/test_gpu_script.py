@@ -14,6 +14,7 @@ MACHINE = capture.Machine(
     cuda=FakeCuda,
     reserved=lambda: 0,
     optimizer=adamw.update_reference,
+    model="llama-nano-cpu",
     shapes=((1, 8), (1, 12)),
 )
 

@@ -194,7 +194,7 @@ def test_every_preset_can_be_captured(name: str, ac: str) -> None:
     preset = PRESETS[name]
     with torch.device("meta"):
         model = build(name, None, preset.vocab_size, 0)
-    shape = (2, min(preset.training["row_length"], 256))
+    shape = (2, min(preset.training["row_length"], 128))
     report = check_capture(
         model, lambda ids, targets: model.loss(ids, targets, ac), micro=[shape], evaluations=[shape]
     )

@@ -30,9 +30,15 @@ def _allocated(name: str, rows: int, length: int, ac: str) -> int:
     return peak
 
 
-@pytest.mark.parametrize("ac", ["none", "full"])
 @pytest.mark.parametrize(
-    ("name", "rows", "length"), [("llama-nano-cpu", 8, 32), ("llama-cpu", 8, 128), ("llama-20m", 1, 256)]
+    ("name", "rows", "length", "ac"),
+    [
+        ("llama-nano-cpu", 8, 32, "none"),
+        ("llama-nano-cpu", 8, 32, "full"),
+        ("llama-cpu", 8, 128, "none"),
+        ("llama-cpu", 8, 128, "full"),
+        ("llama-20m", 1, 256, "full"),
+    ],
 )
 def test_peak_of_llama_presets(name: str, rows: int, length: int, ac: str) -> None:
     with torch.device("meta"):
