@@ -13,7 +13,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-ARCHITECTURES = (90, 100, 103)
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+ARCHITECTURES = (90, 100, 103) if VERSION >= (3, 6) else (90, 100)
+"""Triton 3.5 brings no assembler for 103."""
 
 
 @dataclass(frozen=True)
