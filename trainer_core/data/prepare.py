@@ -35,7 +35,7 @@ from trainer_core.data.planner import CyclePlan, FilesNeeded, plan_cycle
 from trainer_core.data.prepare_files import Effort, FileWork
 from trainer_core.data.shards import Shard
 from trainer_core.data.source_files import SourceFiles
-from trainer_core.data.sources import load_data_line
+from trainer_core.data.sources import last_written, load_data_line
 from trainer_core.data.state_file import current_state, write_state
 from trainer_core.data.sweep import delete_shards, sweep
 from trainer_core.errors import DiskFull, Leaving, Refused, disk_full
@@ -76,19 +76,33 @@ class CyclePreparer:
         `report` is told of every file, `say` of waits; once `leaving` is set, work ends with Leaving.
         """
         self.paths = DataPaths(Path(work))
+        self._leaving = leaving or Event()
+        self._effort, self._report = effort or Effort.of_host(), report
+        self._say, self._patience = say, patience
+        self._open_line()
+
+    def _open_line(self) -> None:
+        """Read data.json and make everything that is for this data line."""
+        self._written = last_written(self.paths.root)
         self.line = load_data_line(self.paths.root)
         self.files = OpenFiles(self.paths.root, self.line)
-        self._leaving = leaving or Event()
         stop = Event()
-        self.files.sources = SourceFiles(self.paths, self.line, leaving=stop, say=say, patience=patience)
+        self.files.sources = SourceFiles(
+            self.paths, self.line, leaving=stop, say=self._say, patience=self._patience
+        )
         self._work = FileWork(
             self.paths.root,
             self.files,
-            effort=effort or Effort.of_host(),
-            report=report,
+            effort=self._effort,
+            report=self._report,
             leaving=self._leaving,
             stop=stop,
         )
+
+    def _refresh(self) -> None:
+        """Open the line again when its recipe may have grown since it was read."""
+        if last_written(self.paths.root) != self._written:
+            self._open_line()
 
     def has_manifest(self, cycle: int) -> bool:
         """Whether the cycle is planned for good."""
@@ -98,12 +112,14 @@ class CyclePreparer:
         """Whether the cycle can be trained: its manifest and every shard are in place."""
         if not self.has_manifest(cycle):
             return False
+        self._refresh()
         manifest = self._manifest(cycle)
         folder = self.paths.cycle(cycle)
         return all((folder / shard["path"]).exists() for shards in manifest.shards() for shard in shards)
 
     def needed(self, cycle: int) -> list[FileRef]:
         """Files still to download and tokenize, by estimate until exact counts are known; [] = none."""
+        self._refresh()
         return [
             FileRef(source=source, path=path, size=self.files.pinned(source, path).size)
             for source, path in self._needed(cycle)
@@ -111,6 +127,7 @@ class CyclePreparer:
 
     def bytes_needed(self, cycle: int) -> int:
         """Bytes that preparing the cycle is expected to add to the disk, from here to its publication."""
+        self._refresh()
         width = 2 if self.line.token_dtype == "uint16" else 4
         files = self._needed(cycle)
         tokens = sum(self._estimate(*key) for key in files)
@@ -249,6 +266,7 @@ class CyclePreparer:
     def _working(self) -> Iterator[FileLock]:
         """Hold the line's lock, waiting for it; a full disk becomes DiskFull."""
         with self._locked() as lock:
+            self._refresh()
             try:
                 yield lock
             except OSError as error:

@@ -22,7 +22,7 @@ from trainer_core.data.row_buffers import RowBuffers
 from trainer_core.data.row_order import PartOrder
 from trainer_core.data.row_source import Part, Position, RowBatch, RowSource, StratumRows, ValidationRows
 from trainer_core.data.shards import TokenArray
-from trainer_core.data.sources import load_data_line
+from trainer_core.data.sources import last_written, load_data_line
 from trainer_core.data.validation import load_rows, rows_digests
 from trainer_core.line.paths import DataPaths
 
@@ -48,7 +48,7 @@ class DataLineRows:
         Opening a cycle reads all of it, which takes minutes when it is large: `beat` is called all along.
         """
         self._paths = DataPaths(Path(data_root))
-        self._written = self._last_written()
+        self._written = last_written(self._paths.root)
         self._line = load_data_line(self._paths.root)
         self._digest = self._line.digest()
         self._beat = beat
@@ -95,17 +95,9 @@ class DataLineRows:
         return self._cycles[cycle]
 
     def _manifest(self, cycle: int) -> Manifest:
-        if (written := self._last_written()) != self._written:  # the recipe grew while we train
+        if (written := last_written(self._paths.root)) != self._written:  # the recipe grew while we train
             self._line, self._written = load_data_line(self._paths.root), written
         return read_cycle_manifest(self._paths, cycle, line=self._line)
-
-    def _last_written(self) -> tuple[int, int] | None:
-        """Which data.json is there, or None."""
-        try:
-            found = self._paths.data.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_mtime_ns
 
 
 class OpenCycle:

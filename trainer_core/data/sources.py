@@ -348,6 +348,15 @@ class DataLine:
         return sha256_json(value)
 
 
+def last_written(root: Path) -> tuple[int, int] | None:
+    """Which data.json is there, or None: another answer means that the recipe may have grown."""
+    try:
+        found = DataPaths(root).data.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def load_data_line(root: Path) -> DataLine:
     """Read D/data.json. Raises Refused when the folder is not a data line of this version."""
     path = DataPaths(root).data

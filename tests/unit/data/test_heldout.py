@@ -206,18 +206,19 @@ def test_the_record_says_what_is_there(tmp_path: Path) -> None:
     assert written["made_from"].keys() == written["sources"].keys() == {"code", "prose"}
 
 
-def test_rows_opened_before_a_source_was_added_read_the_cycles_after_it(tmp_path: Path) -> None:
+def test_rows_and_preparer_opened_before_a_source_was_added_know_it(tmp_path: Path) -> None:
     work = disk_line(tmp_path / "a")
     make_heldout(work)
     cut_rows(work, ROW_LENGTH, 3)
     rows, paths = DataLineRows(work), DataPaths(work)
     identity = rows.identity()
+    preparer = CyclePreparer(work)
     for cycle in range(2):
-        CyclePreparer(work).tokenize(cycle)
+        preparer.tokenize(cycle)
     grown = with_web(work, tmp_path / "b")
     extend_heldout(paths, grown)
     write_json(paths.data, grown.to_json())
-    CyclePreparer(work).tokenize(2)
+    preparer.tokenize(2)
     assert rows.ready(1) and rows.ready(2)
     batch = rows.rows(Position(cycle=2, part=0, row=0), rows.parts(2)[0].num_rows)
     assert batch.source_rows.keys() == {"prose", "web"}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -38,9 +39,13 @@ def prepare(work: Path, effort: Effort, *cycles: int) -> list[FileStep]:
 
 
 def workers() -> list[psutil.Process]:
-    """Tokenize workers of this process."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "trainer_core.data.tokenize_worker" in " ".join(child.cmdline())]
+    """Tokenize workers of this process that have not ended."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # ended, maybe not waited for yet
+            if "trainer_core.data.tokenize_worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def without_recipe(work: Path) -> dict[str, bytes]:
