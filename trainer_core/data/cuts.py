@@ -6,7 +6,7 @@ document. All strata of a source are cut at once: they are laid end to end and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -38,19 +38,32 @@ def cut_segments(
     segment = np.searchsorted(cuts, begins, side="right") - stratum[entry] * (len(shares) - 1)
     base = np.array([one.doc_from for one in entries]) - first_docs
     stops = np.append(begins[1:], len(ends))
-    columns = (entry, segment, begins + base[entry], stops + base[entry])
-    places = list(zip(*(column.tolist() for column in columns), strict=True))
-    for number, one in enumerate(entries):
-        if one.doc_from == one.doc_to:  # an empty file is listed where its turn comes
-            before = np.searchsorted(_of(targets, int(stratum[number]), len(shares) - 1), starts[number])
-            places.append((number, int(before), one.doc_from, one.doc_to))
-    places.sort()
-    for number, where, first, last in places:
+    first, last = (begins + base[entry]).tolist(), (stops + base[entry]).tolist()
+    places: Iterable[tuple[int, int, int, int]] = zip(
+        entry.tolist(), segment.tolist(), first, last, strict=True
+    )
+    if empty := list(_empty(entries, stratum, targets, starts, len(shares) - 1)):
+        places = sorted([*places, *empty])
+    for number, where, doc_from, doc_to in places:
         one = entries[number]
         segments[where].append(
-            DocRange(stratum=one.stratum, path=one.path, doc_from=first, token_from=0, doc_to=last)
+            DocRange(stratum=one.stratum, path=one.path, doc_from=doc_from, token_from=0, doc_to=doc_to)
         )
     return segments
+
+
+def _empty(
+    entries: Sequence[DocRange],
+    stratum: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    starts: Sequence[int],
+    cuts: int,
+) -> Iterator[tuple[int, int, int, int]]:
+    """Files without a document, in the segment where their turn comes."""
+    for number, one in enumerate(entries):
+        if one.doc_from == one.doc_to:
+            own = targets[stratum[number] * cuts : (stratum[number] + 1) * cuts]
+            yield number, int(own.searchsorted(starts[number])), one.doc_from, one.doc_to
 
 
 def _laid_out(
@@ -86,7 +99,3 @@ def _nearest(ends: DocEnds, targets: NDArray[np.int64]) -> NDArray[np.int64]:
     below = np.where(upper > 0, ends[upper - 1], 0)
     nearest: NDArray[np.int64] = upper + (targets - below > ends[upper] - targets)
     return nearest
-
-
-def _of(targets: NDArray[np.int64], stratum: int, number: int) -> NDArray[np.int64]:
-    return targets[stratum * number : (stratum + 1) * number]

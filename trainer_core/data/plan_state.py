@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,11 @@ DocEnds = NDArray[np.int64]
 """Positions just after each document in a tokenized file."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocRange:
-    """Neighbouring documents of a tokenized file (in their shuffled order, held-out ones left out)."""
+class DocRange(NamedTuple):
+    """Neighbouring documents of a tokenized file (in their shuffled order, held-out ones left out).
+
+    A tuple because a plan makes thousands: it takes a third of a frozen dataclass's time.
+    """
 
     stratum: str
     """Stratum of the file."""

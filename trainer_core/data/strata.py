@@ -63,6 +63,7 @@ class StratumTake:
         self._ends: dict[str, DocEnds] = {}
         self._first: dict[str, int] = {}
         self._next: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         lost = [file.path for file in state.open if not self._add(file.path, file.next_doc)]
         if lost:
             raise Untokenized(lost)
@@ -72,9 +73,9 @@ class StratumTake:
         if target <= 0:
             return
         self._open_until(target)
-        left = {path: self._left(path) for path in self._next}
+        left = dict(self._left)
         # Largest remainders stay open; among equals the one opened last.
-        kept = sorted(left, key=lambda path: left[path])[-LEFT_OPEN:]
+        kept = sorted(left, key=left.__getitem__)[-LEFT_OPEN:]
         for path in left:
             if path not in kept:
                 self._take_to(path, len(self._ends[path]))
@@ -119,11 +120,11 @@ class StratumTake:
 
     def state(self, debt: int) -> StratumState:
         """The stratum's state after the cycle."""
-        still = (
+        still = [
             OpenFile(path=path, next_doc=doc)
             for path, doc in self._next.items()
             if doc < len(self._ends[path])
-        )
+        ]
         return StratumState(next_file=self._next_file, open=tuple(still), debt=debt)
 
     def _add(self, path: str, doc: int) -> bool:
@@ -132,11 +133,12 @@ class StratumTake:
             return False
         self._ends[path] = ends
         self._first[path] = self._next[path] = doc
+        self._left[path] = _position(ends, len(ends)) - _position(ends, doc)
         return True
 
     def _open_until(self, target: int) -> None:
         """Open files until they hold `target` tokens; asks for untokenized ones by their estimates."""
-        left = sum(self._left(path) for path in self._next)
+        left = sum(self._left.values())
         missing: list[str] = []
         last = self._next_file
         while left < target:
@@ -158,10 +160,6 @@ class StratumTake:
             self._add(path, 0)
         self._next_file = last
 
-    def _left(self, path: str) -> int:
-        ends = self._ends[path]
-        return _position(ends, len(ends)) - _position(ends, self._next[path])
-
     def _nearest(self, path: str, aim: int) -> int:
         """The document end nearest to `aim` tokens after the file's position; the earlier one of two."""
         ends, doc = self._ends[path], self._next[path]
@@ -171,6 +169,7 @@ class StratumTake:
         ends = self._ends[path]
         tokens = _position(ends, doc) - _position(ends, self._next[path])
         self._next[path] = doc
+        self._left[path] -= tokens
         self.taken_tokens += tokens
         return tokens
 

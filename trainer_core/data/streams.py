@@ -8,7 +8,7 @@ context of the next head's first row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from trainer_core.data.cuts import cut_segments
@@ -160,7 +160,7 @@ def _last(
 ) -> tuple[DocRange, ...]:
     """The last `wanted` tokens of a stream."""
     left: list[DocRange] = []
-    for docs in reversed([entry for entries in stream for entry in entries]):
+    for docs in (entry for entries in reversed(stream) for entry in reversed(entries)):
         if wanted <= 0:
             break
         ends = counts(docs.path)
@@ -170,6 +170,6 @@ def _last(
         position = docs.start(ends) + max(0, tokens - wanted)
         doc = int(ends.searchsorted(position, side="right"))
         first = int(ends[doc - 1]) if doc else 0
-        left.append(replace(docs, doc_from=doc, token_from=position - first))
+        left.append(docs._replace(doc_from=doc, token_from=position - first))
         wanted -= tokens
     return tuple(reversed(left))
