@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 
 def cpu_seconds() -> float:
@@ -18,24 +19,29 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def contest(
-    contenders: Mapping[str, Callable[[], object]],
-    rounds: int = 3,
-    before: Callable[[str], object] = lambda name: None,
-) -> dict[str, float]:
-    """The CPU seconds of each contender's best round; every round runs all of them, in turn.
+def contest(contenders: Mapping[str, Callable[[], object]], rounds: int = 3) -> dict[str, float]:
+    """The CPU seconds of each contender's best round; every round runs all of them, in turn."""
+    return {name: min(seconds) for name, seconds in every_round(contenders, rounds).items()}
 
-    `before` is called with a contender's name ahead of each of its runs and is not counted.
-    """
-    best = dict.fromkeys(contenders, float("inf"))
+
+def every_round(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """The CPU seconds of every round of each contender."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
-            before(name)
             gc.collect()
             start = cpu_seconds()
             call()
-            best[name] = min(best[name], cpu_seconds() - start)
-    return best
+            seconds[name].append(cpu_seconds() - start)
+    return seconds
+
+
+def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
+    """How many times as fast as another contender one was, in the middle one of the rounds.
+
+    Steadier than the ratio of the best rounds where the machine itself is fast for a while and then slow.
+    """
+    return median(other / own for own, other in zip(seconds, others, strict=True))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.contest import contest, table
-from trainer_core.data import order
-from trainer_core.data.row_order import part_order, segment_bounds
+from trainer_core.data.plan import order
+from trainer_core.data.plan.row_order import part_order, segment_bounds
 from trainer_core.data.sources import Piece
 
 SHARES = np.random.default_rng(3).dirichlet(np.full(15, 0.7), size=None)

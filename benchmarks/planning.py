@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from benchmarks.contest import contest, table
-from trainer_core.data.consumer import Consumer, ConsumerPiece
-from trainer_core.data.plan_state import DocEnds, PlanState, range_json
-from trainer_core.data.planner import plan_cycle
+from trainer_core.data.plan.consumer import Consumer, ConsumerPiece
+from trainer_core.data.plan.planner import plan_cycle
+from trainer_core.data.plan.state import DocEnds, PlanState, range_json
 from trainer_core.data.sources import (
     DataLine,
     Piece,

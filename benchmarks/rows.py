@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from benchmarks.contest import contest, table
-from trainer_core.data.assemble import shard_path
-from trainer_core.data.manifest import Manifest
-from trainer_core.data.row_buffers import RowBuffers
-from trainer_core.data.row_order import PartOrder, part_order, segment_bounds
-from trainer_core.data.rows import OpenCycle
-from trainer_core.data.shards import TokenType, read_shard, write_shard
+from trainer_core.data.plan.manifest import Manifest
+from trainer_core.data.plan.row_order import PartOrder, part_order, segment_bounds
+from trainer_core.data.prepare.assemble import shard_path
+from trainer_core.data.rows.buffers import RowBuffers
+from trainer_core.data.rows.line_rows import OpenCycle
 from trainer_core.data.sources import Piece
+from trainer_core.data.tokens.shards import TokenType, read_shard, write_shard
 from trainer_core.line.paths import DataPaths
 
 LENGTH = 4096

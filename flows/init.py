@@ -36,9 +36,9 @@ def init(
         calibration_from: Data line whose measurements are taken over; empty means the host settings' one.
         seed: Seed of the line, instead of the recipe's.
     """
-    from trainer_core.data.initialize import init_data_line
-    from trainer_core.data.recipe import DEFAULT_RECIPE
-    from trainer_core.data.validation import make_heldout
+    from trainer_core.data.heldout.validation import make_heldout
+    from trainer_core.data.making.initialize import init_data_line
+    from trainer_core.data.recipe.schema import DEFAULT_RECIPE
 
     try:
         host = load_host()

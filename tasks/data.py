@@ -26,8 +26,8 @@ from prefect.states import Cancelled, Failed, State
 from prefect.tasks import Task
 
 from tasks.data_files import FileTasks
-from trainer_core.data.file_steps import FileStep, Report, report_nothing
-from trainer_core.data.retries import RETRIES, delay_seconds, tell_of_failure
+from trainer_core.data.prepare.file_steps import FileStep, Report, report_nothing
+from trainer_core.data.prepare.retries import RETRIES, delay_seconds, tell_of_failure
 from trainer_core.errors import OUTCOMES, DataUsedUp, Leaving, NstrainError, Refused
 from trainer_core.line.paths import DataPaths
 from trainer_core.supervise.reading import last_line
@@ -196,6 +196,6 @@ tokenize = _step_task("tokenize")
 )
 def delete(work: Path, cycle: int) -> bool:
     """Remove a trained cycle's shards; what fails here is found by the next run. Quick, so it runs here."""
-    from trainer_core.data.prepare import CyclePreparer
+    from trainer_core.data.prepare.preparer import CyclePreparer
 
     return CyclePreparer(work).delete_cycle(cycle)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer_core.data.file_steps import FileStep, Report
+from trainer_core.data.prepare.file_steps import FileStep, Report
 from trainer_core.errors import NstrainError
 from trainer_core.host import load_host
 from trainer_core.line.parent import end_with_parent
@@ -25,8 +25,8 @@ STEPS = ("download", "tokenize")
 
 def run_step(step: str, work: Path, cycle: int, report: Report) -> Any:
     """One call of the preparer."""
-    from trainer_core.data.disk_wait import with_room
-    from trainer_core.data.prepare import CyclePreparer
+    from trainer_core.data.prepare.disk_wait import with_room
+    from trainer_core.data.prepare.preparer import CyclePreparer
 
     assert step in STEPS
     preparer = CyclePreparer(work, report=report, say=_say)

@@ -17,7 +17,7 @@ from prefect.states import Completed, Failed, State
 from prefect.tasks import Task
 from prefect.transactions import Transaction
 
-from trainer_core.data.file_steps import FileStep
+from trainer_core.data.prepare.file_steps import FileStep
 
 MOST_SHOWN = 400
 """Files of a step that are shown; those of a real cycle are far fewer."""

@@ -89,8 +89,8 @@ def init(
         Print the report as JSON.
     """
     host = load_host()
-    from trainer_core.data.initialize import init_data_line
-    from trainer_core.data.recipe import DEFAULT_RECIPE
+    from trainer_core.data.making.initialize import init_data_line
+    from trainer_core.data.recipe.schema import DEFAULT_RECIPE
     from trainer_core.schedule.tokens import parse_tokens
 
     problems: list[str] = []
@@ -135,7 +135,7 @@ def val(*, work: Path, json: Flag = False) -> int:
         Print the record as JSON.
     """
     load_host()
-    from trainer_core.data.validation import make_heldout
+    from trainer_core.data.heldout.validation import make_heldout
 
     line = resolve(work)
     record = make_heldout(line, progress=progress(quiet=json))
@@ -171,7 +171,7 @@ def append(*, work: Path, recipe: Path, json: Flag = False) -> int:
         Print what was added as JSON.
     """
     load_host()
-    from trainer_core.data.append import append_recipe
+    from trainer_core.data.making.append import append_recipe
 
     done = append_recipe(resolve(work), resolve(recipe), progress=progress(quiet=json))
     if json:
@@ -199,7 +199,7 @@ def plan(*, work: Path, cycles: int, dry_run: Flag = False, json: Flag = False) 
     load_host()
     if not dry_run:
         raise Refused("data plan: give --dry-run; a cycle is planned for good by `nstrain data prepare`")
-    from trainer_core.data.predict import predict_work
+    from trainer_core.data.plan.predict import predict_work
 
     prediction = predict_work(resolve(work), cycles)
     if json:

@@ -23,7 +23,7 @@ def verify(*, work: Path, sources: Flag = False, json: Flag = False) -> int:
         Print the answer as JSON.
     """
     load_host()
-    from trainer_core.data.verify import verify_data_line
+    from trainer_core.data.audit.verify import verify_data_line
 
     found = verify_data_line(resolve(work), sources=sources, progress=progress(quiet=json))
     if json:
@@ -46,7 +46,7 @@ def report(*, work: Path, cycles: str | None = None, json: Flag = False) -> int:
         Print the report as JSON.
     """
     load_host()
-    from trainer_core.data.report import data_report
+    from trainer_core.data.audit.report import data_report
 
     found = data_report(resolve(work), _cycles(cycles))
     if json:

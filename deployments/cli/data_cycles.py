@@ -23,7 +23,7 @@ def prepare(*, work: Path, cycle: int, json: Flag = False) -> int:
         Print the summary as JSON.
     """
     load_host()
-    from trainer_core.data.prepare import CyclePreparer
+    from trainer_core.data.prepare.preparer import CyclePreparer
 
     preparer = CyclePreparer(resolve(work))
     preparer.download(cycle)
@@ -74,7 +74,7 @@ def delete(*, work: Path, cycle: int, json: Flag = False) -> int:
         Print the outcome as JSON.
     """
     load_host()
-    from trainer_core.data.prepare import CyclePreparer
+    from trainer_core.data.prepare.preparer import CyclePreparer
 
     deleted = CyclePreparer(resolve(work)).delete_cycle(cycle, consumed=False)
     if json:
@@ -99,8 +99,8 @@ def rebuild(*, work: Path, cycle: int, out: Path, json: Flag = False) -> int:
         Print the outcome as JSON.
     """
     load_host()
-    from trainer_core.data.manifest import read_cycle_manifest
-    from trainer_core.data.prepare import CyclePreparer
+    from trainer_core.data.plan.manifest import read_cycle_manifest
+    from trainer_core.data.prepare.preparer import CyclePreparer
 
     target, root = resolve(out), resolve(work)
     if target.exists():

@@ -87,8 +87,8 @@ ONLY = {
     "triton": ("trainer_core.kernels",),
     "pynvml": ("trainer_core.gpu",),
     "wandb": ("trainer_core.telemetry",),
-    "huggingface_hub": ("trainer_core.data.hub_child",),
-    "tokenizers": ("trainer_core.data.encode", "trainer_core.data.train_tokenizer"),
+    "huggingface_hub": ("trainer_core.data.hub.child",),
+    "tokenizers": ("trainer_core.data.tokens.encode", "trainer_core.data.tokens.train_tokenizer"),
     "trainer_core.train": (
         "trainer_core.train",
         "trainer_core.worker",

@@ -88,7 +88,7 @@ def test_a_moved_data_line_goes_on_and_another_one_is_refused(line, whole):
 
 
 def test_a_shard_damaged_on_disk_is_never_trained_on(tmp_path):
-    from trainer_core.data.prepare import CyclePreparer
+    from trainer_core.data.prepare.preparer import CyclePreparer
 
     paths = make_real_line(tmp_path / "line", cycles=2)
     data = paths.root.parent / "data"

@@ -11,7 +11,7 @@ import pytest
 from tests.tools.faults import count_operations, run_killed
 from tests.tools.hub import running_hub
 from tests.tools.hub_case import LARGE, HubCase
-from trainer_core.data.hub_transfer import remove_download
+from trainer_core.data.hub.transfer import remove_download
 
 ALL = os.environ.get("NSTRAIN_CRASH_ALL") == "1"
 

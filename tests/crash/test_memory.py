@@ -26,9 +26,9 @@ READ = """
 import json, resource, sys
 from pathlib import Path
 import pyarrow.parquet
-from trainer_core.data.documents import document_text
+from trainer_core.data.text.documents import document_text
 from trainer_core.data.sources import TextRule
-from trainer_core.data.text import iter_documents
+from trainer_core.data.text.read import iter_documents
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -41,7 +41,7 @@ print(json.dumps([sum(sizes), peak() - before]))
 TOKENIZE = """
 import json, resource, sys
 from pathlib import Path
-from trainer_core.data.open_files import OpenFiles
+from trainer_core.data.tokens.open_files import OpenFiles
 from trainer_core.data.sources import load_data_line
 
 work = Path(sys.argv[1])

@@ -19,11 +19,11 @@ import torch
 
 from tests.tools.faults import run_alone, run_killed_when
 from tests.tools.real_line import Size, make_real_line, outcome_of_line
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.row_source import Position
-from trainer_core.data.rows import DataLineRows
-from trainer_core.data.shards import read_shard
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.rows.line_rows import DataLineRows
+from trainer_core.data.rows.source import Position
 from trainer_core.data.sources import load_data_line
+from trainer_core.data.tokens.shards import read_shard
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.files import iterate_jsonl
 from trainer_core.line.ledger import live_rows

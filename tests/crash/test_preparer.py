@@ -18,8 +18,8 @@ from tests.tools.faults import count_operations, run_alone, run_killed
 from tests.tools.hub import running_hub
 from tests.tools.hub_lines import QUICK, on_hub
 from tests.tools.tiny_data import disk_line, published_bytes
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.prepare_files import Effort
+from trainer_core.data.prepare.files import Effort
+from trainer_core.data.prepare.preparer import CyclePreparer
 
 ALL = os.environ.get("NSTRAIN_CRASH_ALL") == "1"
 SAMPLE = {"folder": 8, "hub": 4}

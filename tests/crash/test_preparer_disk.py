@@ -12,9 +12,9 @@ import pytest
 
 from tests.tools.small_disk import fill, small_disk
 from tests.tools.tiny_data import disk_line, published_bytes
-from trainer_core.data.disk_wait import DiskPatience, with_room
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.prepare_files import Effort
+from trainer_core.data.prepare.disk_wait import DiskPatience, with_room
+from trainer_core.data.prepare.files import Effort
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.errors import Leaving
 from trainer_core.line.files import read_jsonl
 from trainer_core.line.paths import DataPaths

@@ -20,7 +20,7 @@ import pytest
 from deployments.workers import POOLS, declared_deployments, worker_name
 from tests.tools.host import BIN, Host, host_at, processes_of
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.validation import make_heldout
+from trainer_core.data.heldout.validation import make_heldout
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.ledger import live_rows
 from trainer_core.line.status import line_status

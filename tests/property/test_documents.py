@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.tools.examples import examples
 from tests.tools.tiny_data import KnownCounts, Lengths, one_consumer, planned_line, schedules
-from trainer_core.data.consumer import Consumer
-from trainer_core.data.plan_state import DocRange, PlanState
-from trainer_core.data.planner import CyclePlan, plan_cycle
+from trainer_core.data.plan.consumer import Consumer
+from trainer_core.data.plan.planner import CyclePlan, plan_cycle
+from trainer_core.data.plan.state import DocRange, PlanState
 from trainer_core.data.sources import DataLine, Piece
 from trainer_core.errors import DataUsedUp
 from trainer_core.line.files import canonical_json

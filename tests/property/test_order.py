@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.examples import examples
-from trainer_core.data import order
-from trainer_core.data.order import permutation, quota_sequence, reduced
+from trainer_core.data.plan import order
+from trainer_core.data.plan.order import permutation, quota_sequence, reduced
 from trainer_core.errors import Refused
 
 shares_lists = st.lists(st.integers(0, 40), min_size=1, max_size=32).filter(any)

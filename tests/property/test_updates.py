@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.tools.examples import examples
 from tests.tools.tiny_data import planned_line, schedules
-from trainer_core.data.consumer import Consumer
-from trainer_core.data.plan_state import PlanState
-from trainer_core.data.planner import PartPlan, plan_parts
+from trainer_core.data.plan.consumer import Consumer
+from trainer_core.data.plan.planner import PartPlan, plan_parts
+from trainer_core.data.plan.state import PlanState
 from trainer_core.data.sources import DataLine, Piece
 
 CYCLES = 20

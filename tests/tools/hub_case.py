@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.tools.hub import Hub
 from tests.tools.hub_lines import QUICK, pinned_files
-from trainer_core.data.hub import fetch_to
-from trainer_core.data.hub_waiting import Patience
+from trainer_core.data.hub.api import fetch_to
+from trainer_core.data.hub.waiting import Patience
 
 REPO = "owner/corpus"
 LARGE = random.Random(0).randbytes(300_000)

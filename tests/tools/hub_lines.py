@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.tools.hub import Hub
-from trainer_core.data.hub import list_files
-from trainer_core.data.hub_waiting import Patience
+from trainer_core.data.hub.api import list_files
+from trainer_core.data.hub.waiting import Patience
 from trainer_core.data.sources import SourceFile, load_data_line
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import DataPaths

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.tools.tiny_data import register, write_byte_tokenizer, write_texts
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.validation import make_heldout
+from trainer_core.data.heldout.validation import make_heldout
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.prepare.preparer import CyclePreparer
 
 SHARES = {"code": 0.75, "prose": 0.25}
 

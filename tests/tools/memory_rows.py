@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer_core.data.row_source import Part, Position, RowBatch, StratumRows, ValidationRows
+from trainer_core.data.rows.source import Part, Position, RowBatch, StratumRows, ValidationRows
 
 
 class MemoryRows:

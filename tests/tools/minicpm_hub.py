@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from tests.tools.hub import Hub
 from tests.unit.data.inputs import added, byte_tokenizer
-from trainer_core.data.holdout import is_held_out
-from trainer_core.data.recipe import DEFAULT_RECIPE, load_recipe
+from trainer_core.data.recipe.schema import DEFAULT_RECIPE, load_recipe
+from trainer_core.data.tokens.holdout import is_held_out
 
 FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 MATH = "openbmb/UltraData-Math"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.validation import make_heldout
+from trainer_core.data.heldout.validation import make_heldout
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import LinePaths

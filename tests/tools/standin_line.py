@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.tools.real_line import CYCLE_TOKENS, UPDATE_TOKENS, make_real_line
 from tests.tools.run_json import run_json
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.spawn import Launch

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.open_files import OpenFiles
-from trainer_core.data.order import permutation
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.plan.order import permutation
 from trainer_core.data.sources import load_data_line
+from trainer_core.data.tokens.open_files import OpenFiles
 
 CASES = Path(__file__).parents[1] / "cases"
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from trainer_core.data.consumer import Consumer, ConsumerPiece, register_consumer
-from trainer_core.data.encode import Encoder, tokenizer_facts
-from trainer_core.data.folder import list_folder, pin_files
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.files.folder import list_folder, pin_files
+from trainer_core.data.plan.consumer import Consumer, ConsumerPiece, register_consumer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.sources import (
     DataLine,
     Piece,
@@ -20,6 +19,7 @@ from trainer_core.data.sources import (
     TextRule,
     TokenizerRecord,
 )
+from trainer_core.data.tokens.encode import Encoder, tokenizer_facts
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import DataPaths
 

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.cli import run
 from tests.tools.real_line import make_real_line
-from trainer_core.data.validation import make_heldout
+from trainer_core.data.heldout.validation import make_heldout
 from trainer_core.line.files import read_json
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.tools.real_line import TINY, make_real_line, outcome_of_line
-from trainer_core.data.consumer import read_consumer
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.validation import make_heldout
+from trainer_core.data.heldout.validation import make_heldout
+from trainer_core.data.plan.consumer import read_consumer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.files import iterate_jsonl, read_json, write_json

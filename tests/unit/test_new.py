@@ -6,8 +6,8 @@ import pytest
 
 from deployments.cli import run
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.consumer import read_consumer
-from trainer_core.data.validation import make_heldout, rows_digests
+from trainer_core.data.heldout.validation import make_heldout, rows_digests
+from trainer_core.data.plan.consumer import read_consumer
 
 RAMP = '[{"from":0,"to":4.7e3,"tokens":512},{"from":4.7e3,"to":null,"tokens":768}]'
 STAGES = (

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer_core.data.order import permutation
+from trainer_core.data.plan.order import permutation
 from trainer_core.data.records import read_record
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trainer_core.data.consumer import check_consumer, growth_problems, read_consumer
+from trainer_core.data.plan.consumer import check_consumer, growth_problems, read_consumer
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import newest, read_state
 from trainer_core.line.config import RunConfig, load_run

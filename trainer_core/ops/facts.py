@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from trainer_core.data.manifest import read_manifest
+from trainer_core.data.plan.manifest import read_manifest
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.config import load_run
 from trainer_core.line.cycles import LineFacts, token_span

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_core.data.consumer import register_consumer
-from trainer_core.data.validation import cut_rows
+from trainer_core.data.heldout.validation import cut_rows
+from trainer_core.data.plan.consumer import register_consumer
 from trainer_core.errors import Refused
 from trainer_core.line.config import RunConfig, parse_run, save_run
 from trainer_core.line.files import parse_json, read_json

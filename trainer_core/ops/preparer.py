@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from trainer_core.data.consumer import read_consumer
-from trainer_core.data.disk_wait import with_room
-from trainer_core.data.hub_waiting import Say
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.prepare_files import Effort
-from trainer_core.data.retries import RETRIES, delay_seconds, tell_of_failure
+from trainer_core.data.hub.waiting import Say
+from trainer_core.data.plan.consumer import read_consumer
+from trainer_core.data.prepare.disk_wait import with_room
+from trainer_core.data.prepare.files import Effort
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.prepare.retries import RETRIES, delay_seconds, tell_of_failure
 from trainer_core.errors import DiskFull, Leaving, NstrainError, Refused
 from trainer_core.line.config import load_run
 from trainer_core.line.cycles import Delete, Download, Tokenize, next_actions

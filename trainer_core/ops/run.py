@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.line.config import load_run
 from trainer_core.line.cycles import Delete, Download, Tokenize, Train, next_actions
 from trainer_core.line.lock import FileLock

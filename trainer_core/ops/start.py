@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer_core.data.consumer import read_consumer, register_consumer
-from trainer_core.data.validation import pin_missing_rows
+from trainer_core.data.heldout.validation import pin_missing_rows
+from trainer_core.data.plan.consumer import read_consumer, register_consumer
 from trainer_core.line.config import load_run
 from trainer_core.line.events import record_event
 from trainer_core.line.paths import LinePaths

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_core.data.row_source import Part, RowSource, ValidationRows
+from trainer_core.data.rows.source import Part, RowSource, ValidationRows
 from trainer_core.engine.step import Step, UpdateResult
 from trainer_core.errors import NoData, NonFinite, Refused
 from trainer_core.line.config import RunConfig

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer_core.data.row_source import Part, Position
+from trainer_core.data.rows.source import Part, Position
 
 
 @dataclass(frozen=True, kw_only=True)

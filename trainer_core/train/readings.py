@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer_core.data.row_source import RowBatch
+from trainer_core.data.rows.source import RowBatch
 from trainer_core.engine.step import UpdateResult, UpdateScalars
 from trainer_core.line.config import Length, RunConfig
 from trainer_core.schedule.rates import learning_rate, weight_decay

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from trainer_core.data.rows import DataLineRows
+from trainer_core.data.rows.line_rows import DataLineRows
 from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.flat import FlatState, flat_state
 from trainer_core.engine.step import Step

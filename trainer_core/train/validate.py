@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_core.data.row_source import ValidationRows
+from trainer_core.data.rows.source import ValidationRows
 
 Evaluate = Callable[[NDArray[np.int64]], tuple[float, int]]
 """Loss sum and number of targets of some rows [R, L+1]."""

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.tools.made_line import SHARES, made_line, prepare, write_recipe, write_sources
-from trainer_core.data import append
-from trainer_core.data.append import append_recipe
+from trainer_core.data.audit.verify import verify_data_line
+from trainer_core.data.making import append
+from trainer_core.data.making.append import append_recipe
 from trainer_core.data.sources import load_data_line
-from trainer_core.data.verify import verify_data_line
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

@@ -16,10 +16,10 @@ from tests.tools.hub import Hub, running_hub
 from tests.tools.hub_lines import QUICK, pinned_files
 from tests.tools.tiny_data import disk_line
 from tests.unit.data.inputs import json_lines, zstd
-from trainer_core.data.folder import pin_files
-from trainer_core.data.open_files import OpenFiles
-from trainer_core.data.source_files import SourceFiles
+from trainer_core.data.files.folder import pin_files
+from trainer_core.data.files.source_files import SourceFiles
 from trainer_core.data.sources import DataLine, SourceFile, Stratum, load_data_line
+from trainer_core.data.tokens.open_files import OpenFiles
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

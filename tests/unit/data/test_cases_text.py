@@ -13,9 +13,9 @@ import pytest
 
 from tests.tools.text_line import CASES, text_line, texts, tokenized
 from tests.unit.data.inputs import write, zstd
-from trainer_core.data.holdout import is_held_out
 from trainer_core.data.sources import TextRule
-from trainer_core.data.text import ReadCounts, iter_documents
+from trainer_core.data.text.read import ReadCounts, iter_documents
+from trainer_core.data.tokens.holdout import is_held_out
 from trainer_core.errors import Refused
 
 B01 = CASES / "B01"

@@ -18,11 +18,11 @@ from tests.tools.made_line import prepare
 from tests.tools.text_line import CASES, text_line, texts, tokenized
 from tests.tools.tiny_data import register
 from tests.unit.data.inputs import byte_tokenizer, dump, word_tokenizer, write
-from trainer_core.data.holdout import is_held_out
-from trainer_core.data.manifest import read_manifest
-from trainer_core.data.open_files import OpenFiles
-from trainer_core.data.shards import read_shard
+from trainer_core.data.plan.manifest import read_manifest
 from trainer_core.data.sources import load_data_line
+from trainer_core.data.tokens.holdout import is_held_out
+from trainer_core.data.tokens.open_files import OpenFiles
+from trainer_core.data.tokens.shards import read_shard
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_file
 from trainer_core.line.paths import DataPaths
@@ -111,7 +111,8 @@ def test_b15_workers_side_by_side_make_the_same_files(tmp_path: Path) -> None:
         root.mkdir()
         work = text_line(root, {"a": rows}, TOKENIZER, heldout=0.05)
         code = (
-            "import sys; from pathlib import Path; from trainer_core.data.open_files import OpenFiles; "
+            "import sys; from pathlib import Path; "
+            "from trainer_core.data.tokens.open_files import OpenFiles; "
             "from trainer_core.data.sources import load_data_line; work = Path(sys.argv[1]); "
             "files = OpenFiles(work, load_data_line(work)); [files.tokenize('a', p) for p in sys.argv[2:]]"
         )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.consumer import check_consumer, growth_problems, read_consumer, register_consumer
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.plan.consumer import check_consumer, growth_problems, read_consumer, register_consumer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

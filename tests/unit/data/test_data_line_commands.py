@@ -7,7 +7,7 @@ import pytest
 
 from deployments import cli
 from tests.tools.made_line import SHARES, made_line, prepare, write_recipe
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.line.paths import DataPaths
 
 Printed = pytest.CaptureFixture[str]

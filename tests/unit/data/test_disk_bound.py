@@ -7,12 +7,12 @@ import pytest
 from tests.tools.disk_watch import watching
 from tests.tools.made_line import SHARES, prepare, write_recipe, write_sources
 from tests.tools.tiny_data import register, write_byte_tokenizer
-from trainer_core.data.calibration import load_calibration
-from trainer_core.data.disk_bound import RAW_BUDGET_BYTES, disk_bound, raw_bytes
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.heldout.validation import make_heldout
+from trainer_core.data.making.calibration import load_calibration
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.prepare.disk_bound import RAW_BUDGET_BYTES, disk_bound, raw_bytes
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.sources import DataLine, load_data_line
-from trainer_core.data.validation import make_heldout
 from trainer_core.line.paths import DataPaths
 
 

@@ -14,12 +14,12 @@ from tests.tools.hub import Hub, running_hub
 from tests.tools.hub_lines import QUICK, on_hub
 from tests.tools.made_line import SHARES, write_recipe, write_sources
 from tests.tools.tiny_data import disk_line, published_bytes, register, write_byte_tokenizer
-from trainer_core.data.calibration import load_calibration
-from trainer_core.data.disk_bound import disk_bound
-from trainer_core.data.file_steps import FileStep
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.prepare_files import Effort
+from trainer_core.data.making.calibration import load_calibration
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.prepare.disk_bound import disk_bound
+from trainer_core.data.prepare.file_steps import FileStep
+from trainer_core.data.prepare.files import Effort
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.sources import load_data_line
 from trainer_core.errors import Leaving, Refused
 from trainer_core.line.files import read_jsonl

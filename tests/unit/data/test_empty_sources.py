@@ -11,8 +11,8 @@ import pytest
 
 from tests.tools.hub import running_hub
 from tests.unit.data.inputs import EOS, MARKERS, byte_tokenizer, dump, json_lines, write, write_recipe, zstd
-from trainer_core.data.holdout import is_held_out
-from trainer_core.data.initialize import init_data_line
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.tokens.holdout import is_held_out
 from trainer_core.errors import Refused
 
 CASES = Path(__file__).parents[2] / "cases" / "A11"

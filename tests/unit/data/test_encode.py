@@ -18,8 +18,8 @@ from tests.unit.data.inputs import (
     metaspace_tokenizer,
     word_tokenizer,
 )
-from trainer_core.data.encode import Encoder, read_tokenizer, tokenizer_facts
 from trainer_core.data.sources import TokenizerRecord
+from trainer_core.data.tokens.encode import Encoder, read_tokenizer, tokenizer_facts
 from trainer_core.errors import Refused
 
 CODE = [

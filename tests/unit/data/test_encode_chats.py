@@ -15,8 +15,8 @@ from tests.unit.data.inputs import (
     dump,
     metaspace_tokenizer,
 )
-from trainer_core.data.documents import Chat
-from trainer_core.data.encode import Encoder
+from trainer_core.data.text.documents import Chat
+from trainer_core.data.tokens.encode import Encoder
 from trainer_core.errors import Refused
 
 BEGIN_MARK, END_MARK = MARKERS

@@ -9,15 +9,21 @@ import pytest
 from tests.tools.hub import running_hub
 from tests.tools.hub_lines import on_hub
 from tests.tools.tiny_data import ROW_LENGTH, disk_line
-from trainer_core.data import heldout
-from trainer_core.data.heldout import make_streams, read_heldout, stream_path
-from trainer_core.data.open_files import OpenFiles
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.row_source import Position
-from trainer_core.data.rows import DataLineRows
-from trainer_core.data.shards import read_shard
+from trainer_core.data.heldout import streams as heldout
+from trainer_core.data.heldout.streams import make_streams, read_heldout, stream_path
+from trainer_core.data.heldout.validation import (
+    cut_rows,
+    extend_heldout,
+    load_rows,
+    make_heldout,
+    rows_digests,
+)
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.rows.line_rows import DataLineRows
+from trainer_core.data.rows.source import Position
 from trainer_core.data.sources import DataLine, Piece, load_data_line
-from trainer_core.data.validation import cut_rows, extend_heldout, load_rows, make_heldout, rows_digests
+from trainer_core.data.tokens.open_files import OpenFiles
+from trainer_core.data.tokens.shards import read_shard
 from trainer_core.errors import Refused
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import DataPaths

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_core.data.holdout import is_held_out
+from trainer_core.data.tokens.holdout import is_held_out
 
 TEXTS = [f"text number {i}" for i in range(20_000)]
 

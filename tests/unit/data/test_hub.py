@@ -13,7 +13,7 @@ import pytest
 from tests.tools.hub import Hub, running_hub, wait_until
 from tests.tools.hub_answers import git_sha1
 from tests.tools.hub_lines import ALERT, QUICK
-from trainer_core.data.hub import list_files, pointers, resolve
+from trainer_core.data.hub.api import list_files, pointers, resolve
 from trainer_core.errors import Leaving, Refused
 from trainer_core.line.files import read_jsonl
 

@@ -10,8 +10,8 @@ import pytest
 from tests.tools.hub import running_hub
 from tests.tools.hub_case import FILES, LARGE, REPO, SMALL, HubCase
 from tests.tools.hub_lines import ALERT, QUICK
-from trainer_core.data.hub import fetch_to
-from trainer_core.data.hub_transfer import part_of
+from trainer_core.data.hub.api import fetch_to
+from trainer_core.data.hub.transfer import part_of
 from trainer_core.data.sources import SourceFile
 from trainer_core.errors import Refused
 

@@ -17,10 +17,10 @@ from tests.tools.hub import running_hub, wait_until
 from tests.tools.hub_case import LARGE, REPO, SMALL, HubCase, size_of
 from tests.tools.hub_lines import ALERT, QUICK
 from tests.tools.small_disk import fill, small_disk
-from trainer_core.data import hub_process
-from trainer_core.data.hub import fetch_to
-from trainer_core.data.hub_transfer import part_of
-from trainer_core.data.hub_waiting import Patience
+from trainer_core.data.hub import process as hub_process
+from trainer_core.data.hub.api import fetch_to
+from trainer_core.data.hub.transfer import part_of
+from trainer_core.data.hub.waiting import Patience
 from trainer_core.data.sources import SourceFile
 from trainer_core.errors import DiskFull, Leaving
 from trainer_core.line.files import read_jsonl
@@ -196,7 +196,7 @@ def test_a_killed_preparer_leaves_no_process_and_its_bytes_are_gone_on_with(case
     file = case.files["data/large.parquet"]
     code = (
         "from pathlib import Path\n"
-        "from trainer_core.data.hub import HubFile, fetch_to\n"
+        "from trainer_core.data.hub.api import HubFile, fetch_to\n"
         f"file = HubFile(path={file.path!r}, size={file.size}, digest={file.digest!r})\n"
         f"fetch_to({REPO!r}, {case.commit!r}, file, Path({str(target)!r}))\n"
     )
@@ -213,4 +213,4 @@ def test_a_killed_preparer_leaves_no_process_and_its_bytes_are_gone_on_with(case
 def _children() -> list[int]:
     """The download processes of this process."""
     found = psutil.Process().children()
-    return [process.pid for process in found if "trainer_core.data.hub_child" in process.cmdline()]
+    return [process.pid for process in found if "trainer_core.data.hub.child" in process.cmdline()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.hub import wait_until
-from trainer_core.data.hub_waiting import Patience, Wait, delay, say_nothing
+from trainer_core.data.hub.waiting import Patience, Wait, delay, say_nothing
 from trainer_core.errors import Leaving
 from trainer_core.line.files import read_jsonl
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.unit.data.inputs import CONTROLS, EOS, byte_tokenizer, dump, word_tokenizer, write, write_recipe
-from trainer_core.data.calibration import load_calibration
-from trainer_core.data.holdout import is_held_out
-from trainer_core.data.init_report import InitReport
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.predict import predict
+from trainer_core.data.making.calibration import load_calibration
+from trainer_core.data.making.init_report import InitReport
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.plan.predict import predict
 from trainer_core.data.sources import TextRule, load_data_line
+from trainer_core.data.tokens.holdout import is_held_out
 from trainer_core.errors import DataUsedUp, Refused
 from trainer_core.line.paths import DataPaths
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.inputs import write
-from trainer_core.data.folder import list_folder
-from trainer_core.data.listing import Glob, nearby, reasons, sort_out
+from trainer_core.data.files.folder import list_folder
+from trainer_core.data.files.listing import Glob, nearby, reasons, sort_out
 from trainer_core.errors import Refused
 
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer_core.data.documents import Chat
 from trainer_core.data.sources import TextRule
-from trainer_core.data.text import ReadCounts, check_file, iter_documents, resolve_rule
+from trainer_core.data.text.documents import Chat
+from trainer_core.data.text.read import ReadCounts, check_file, iter_documents, resolve_rule
 from trainer_core.errors import Refused
 
 SEP = "<sep>"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.tools.tiny_data import disk_line, two_part_line
-from trainer_core.data.manifest import read_cycle_manifest, read_manifest, write_manifest
-from trainer_core.data.manifest_shape import ManifestShape
-from trainer_core.data.plan_state import PlanState
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.plan.manifest import read_cycle_manifest, read_manifest, write_manifest
+from trainer_core.data.plan.manifest_shape import ManifestShape
+from trainer_core.data.plan.state import PlanState
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.sources import load_data_line
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths

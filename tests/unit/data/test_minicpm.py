@@ -14,14 +14,14 @@ from tests.tools.made_line import prepare
 from tests.tools.minicpm_hub import FIM, MATH, serve, write_tokenizer
 from tests.tools.tiny_data import register
 from tests.unit.data.inputs import EOS, MARKERS
-from trainer_core.data.hub_waiting import Patience
-from trainer_core.data.init_report import InitReport
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.recipe import DEFAULT_RECIPE, load_recipe
-from trainer_core.data.report import data_report
+from trainer_core.data.audit.report import data_report
+from trainer_core.data.audit.verify import verify_data_line
+from trainer_core.data.heldout.validation import make_heldout
+from trainer_core.data.hub.waiting import Patience
+from trainer_core.data.making.init_report import InitReport
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.recipe.schema import DEFAULT_RECIPE, load_recipe
 from trainer_core.data.sources import TextRule
-from trainer_core.data.validation import make_heldout
-from trainer_core.data.verify import verify_data_line
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

@@ -12,11 +12,11 @@ import pytest
 from tests.tools.faults import run_killed
 from tests.tools.text_line import CASES, text_line
 from tests.unit.data.inputs import byte_tokenizer, dump, write
-from trainer_core.data.fingerprints import Fingerprints, hashes_path
-from trainer_core.data.holdout import is_held_out
-from trainer_core.data.open_files import OpenFiles
 from trainer_core.data.sources import load_data_line
-from trainer_core.data.spool import Spool
+from trainer_core.data.tokens.fingerprints import Fingerprints, hashes_path
+from trainer_core.data.tokens.holdout import is_held_out
+from trainer_core.data.tokens.open_files import OpenFiles
+from trainer_core.data.tokens.spool import Spool
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 
@@ -125,7 +125,7 @@ def test_nothing_half_made_stays_when_a_file_is_refused(line: Path, tmp_path: Pa
 def test_a_spool_gives_documents_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_tokens: int, width: type
 ) -> None:
-    monkeypatch.setattr("trainer_core.data.spool._SLICE_TOKENS", slice_tokens)
+    monkeypatch.setattr("trainer_core.data.tokens.spool._SLICE_TOKENS", slice_tokens)
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 60_000, size=size).astype(width) for size in (3, 1, 50, 8, 0, 2, 9)]
     order = rng.permutation(len(documents))

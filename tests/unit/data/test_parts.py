@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from tests.tools.tiny_data import schedules
-from trainer_core.data.consumer import Consumer
-from trainer_core.data.parts import PartRows, cycle_parts, spread_segments
+from trainer_core.data.plan.consumer import Consumer
+from trainer_core.data.plan.parts import PartRows, cycle_parts, spread_segments
 
 
 def one_by_one(consumer: Consumer, start: int, cycle_tokens: int) -> list[tuple[int, int]]:

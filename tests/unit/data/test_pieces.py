@@ -13,11 +13,11 @@ from tests.tools.tiny_data import (
     random_lengths,
     register,
 )
-from trainer_core.data.order import quota_sequence
-from trainer_core.data.plan_state import DocRange, PlanState
-from trainer_core.data.planner import CyclePlan, plan_cycle
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.rows import DataLineRows, Position
+from trainer_core.data.plan.order import quota_sequence
+from trainer_core.data.plan.planner import CyclePlan, plan_cycle
+from trainer_core.data.plan.state import DocRange, PlanState
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.rows.line_rows import DataLineRows, Position
 from trainer_core.data.sources import DataLine, Piece, load_data_line
 from trainer_core.line.files import write_json
 from trainer_core.line.paths import DataPaths

@@ -8,9 +8,9 @@ import pytest
 
 from tests.tools.hub import Hub, running_hub
 from tests.unit.data.inputs import EOS, MARKERS, byte_tokenizer, dump, json_lines, write_recipe
-from trainer_core.data.hub_waiting import Patience
-from trainer_core.data.init_report import InitReport
-from trainer_core.data.initialize import init_data_line
+from trainer_core.data.hub.waiting import Patience
+from trainer_core.data.making.init_report import InitReport
+from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.sources import TextRule, load_data_line
 from trainer_core.errors import Refused
 

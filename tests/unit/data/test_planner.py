@@ -14,10 +14,10 @@ from tests.tools.tiny_data import (
     random_lengths,
     schedules,
 )
-from trainer_core.data.consumer import Consumer, ConsumerPiece
-from trainer_core.data.order import quota_sequence
-from trainer_core.data.plan_state import DocRange, PlanState
-from trainer_core.data.planner import CyclePlan, FilesNeeded, plan_cycle
+from trainer_core.data.plan.consumer import Consumer, ConsumerPiece
+from trainer_core.data.plan.order import quota_sequence
+from trainer_core.data.plan.planner import CyclePlan, FilesNeeded, plan_cycle
+from trainer_core.data.plan.state import DocRange, PlanState
 from trainer_core.data.sources import DataLine
 from trainer_core.errors import DataUsedUp, Refused
 

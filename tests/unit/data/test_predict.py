@@ -14,11 +14,11 @@ from tests.tools.tiny_data import (
     random_lengths,
     schedules,
 )
-from trainer_core.data.consumer import Consumer
-from trainer_core.data.parts import cycle_parts
-from trainer_core.data.plan_state import PlanState
-from trainer_core.data.planner import plan_cycle
-from trainer_core.data.predict import predict, predict_work
+from trainer_core.data.plan.consumer import Consumer
+from trainer_core.data.plan.parts import cycle_parts
+from trainer_core.data.plan.planner import plan_cycle
+from trainer_core.data.plan.predict import predict, predict_work
+from trainer_core.data.plan.state import PlanState
 from trainer_core.data.sources import DataLine, Piece
 from trainer_core.errors import DataUsedUp, Refused
 

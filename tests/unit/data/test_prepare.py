@@ -13,12 +13,12 @@ import pytest
 
 from tests.tools.faults import run_killed, trace
 from tests.tools.tiny_data import disk_line, published_bytes, register
-from trainer_core.data.holdout import is_held_out
-from trainer_core.data.manifest import read_manifest
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.shards import hash_shard, read_shard
+from trainer_core.data.heldout.validation import make_heldout
+from trainer_core.data.plan.manifest import read_manifest
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.sources import load_data_line
-from trainer_core.data.validation import make_heldout
+from trainer_core.data.tokens.holdout import is_held_out
+from trainer_core.data.tokens.shards import hash_shard, read_shard
 from trainer_core.errors import DataUsedUp, DiskFull, Refused
 from trainer_core.line.files import read_jsonl
 from trainer_core.line.paths import DataPaths

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from tests.tools.tiny_data import disk_line, published_bytes
-from trainer_core.data.file_steps import FileStep
-from trainer_core.data.open_files import OpenFiles
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.prepare_files import Effort
-from trainer_core.data.slots import Slots
-from trainer_core.data.tokenizers_at_work import DEATHS, WorkerDied
+from trainer_core.data.prepare.file_steps import FileStep
+from trainer_core.data.prepare.files import Effort
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.prepare.slots import Slots
+from trainer_core.data.tokens.open_files import OpenFiles
+from trainer_core.data.tokens.pool import DEATHS, WorkerDied
 from trainer_core.errors import Leaving, Refused
 from trainer_core.line.lock import held
 from trainer_core.line.paths import DataPaths
@@ -43,7 +43,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # ended, maybe not waited for yet
-            if "trainer_core.data.tokenize_worker" in " ".join(child.cmdline()):
+            if "trainer_core.data.tokens.worker" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -125,8 +125,8 @@ def test_workers_end_with_a_killed_preparer_and_the_line_is_free_only_then(tmp_p
     work = disk_line(tmp_path)
     code = (
         "import os, sys, signal, pathlib, psutil\n"
-        "from trainer_core.data.prepare import CyclePreparer\n"
-        "from trainer_core.data.prepare_files import Effort\n"
+        "from trainer_core.data.prepare.preparer import CyclePreparer\n"
+        "from trainer_core.data.prepare.files import Effort\n"
         "def die(step):\n"
         "    if (step.step, step.state) == ('tokenize', 'started'):\n"
         "        children = psutil.Process().children()\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer_core.data.order import quota_sequence
-from trainer_core.data.recipe import dump_recipe, integer_shares, load_recipe
+from trainer_core.data.plan.order import quota_sequence
+from trainer_core.data.recipe.schema import dump_recipe, integer_shares, load_recipe
 from trainer_core.data.sources import TextRule
 from trainer_core.errors import Refused
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.tools.made_line import SHARES, made_line
-from trainer_core.data.duplicates import repeated
-from trainer_core.data.manifest import read_manifest
-from trainer_core.data.report import data_report
+from trainer_core.data.audit.duplicates import repeated
+from trainer_core.data.audit.report import data_report
+from trainer_core.data.plan.manifest import read_manifest
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

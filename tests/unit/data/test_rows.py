@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.tools.tiny_data import ROW_LENGTH, disk_line, two_part_line
-from trainer_core.data.manifest import read_manifest, write_manifest
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.rows import DataLineRows, Position, RowSource
-from trainer_core.data.shards import read_shard
+from trainer_core.data.plan.manifest import read_manifest, write_manifest
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.rows.line_rows import DataLineRows, Position, RowSource
+from trainer_core.data.tokens.shards import read_shard
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

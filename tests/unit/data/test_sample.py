@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from trainer_core.data.folder import suffix_of
-from trainer_core.data.initialize import init_data_line
+from trainer_core.data.files.folder import suffix_of
+from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.sample import build_sample
 from trainer_core.data.sample.catalog import CATALOG, SourcePlan, StratumPlan
 from trainer_core.data.sample.collect import LONGEST_DOCUMENT, collect_source, docstrings, split_document
-from trainer_core.data.text import TextRule, iter_documents
+from trainer_core.data.text.read import TextRule, iter_documents
 from trainer_core.errors import Refused
 
 

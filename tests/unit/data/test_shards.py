@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from trainer_core.data.shards import ShardWriter, hash_shard, read_shard, write_shard
+from trainer_core.data.tokens.shards import ShardWriter, hash_shard, read_shard, write_shard
 from trainer_core.errors import Refused
 
 ENDS = np.array([3, 7, 10], dtype=np.uint64)

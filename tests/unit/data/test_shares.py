@@ -8,12 +8,12 @@ import pytest
 
 from tests.tools.tiny_data import KnownCounts, disk_line, one_consumer, planned_line
 from tests.unit.data.inputs import CONTROLS, EOS, byte_tokenizer, dump, write_recipe
-from trainer_core.data.consumer import register_consumer
-from trainer_core.data.initialize import init_data_line
-from trainer_core.data.plan_state import PlanState
-from trainer_core.data.planner import plan_cycle
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.rows import DataLineRows, Position, RowBatch
+from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.plan.consumer import register_consumer
+from trainer_core.data.plan.planner import plan_cycle
+from trainer_core.data.plan.state import PlanState
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.rows.line_rows import DataLineRows, Position, RowBatch
 from trainer_core.errors import DataUsedUp
 from trainer_core.line.paths import DataPaths
 

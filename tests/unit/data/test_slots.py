@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_core.data.slots import Slots
+from trainer_core.data.prepare.slots import Slots
 from trainer_core.errors import Leaving
 
 
@@ -55,7 +55,7 @@ def test_a_wait_is_left_on_request(tmp_path: Path) -> None:
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys, time, pathlib; from trainer_core.data.slots import Slots\n"
+        "import sys, time, pathlib; from trainer_core.data.prepare.slots import Slots\n"
         "with Slots('tokenize', 1, folder=pathlib.Path(sys.argv[1])).hold():\n"
         "    print('held', flush=True); time.sleep(60)"
     )

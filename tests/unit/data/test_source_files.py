@@ -14,12 +14,12 @@ import pytest
 from tests.tools.hub import Hub, running_hub
 from tests.tools.hub_lines import QUICK, on_hub, pinned_files
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.folder import pin_files, verify_file
-from trainer_core.data.hub_transfer import part_of
-from trainer_core.data.manifest import read_manifest
-from trainer_core.data.pinned_file import is_pointer
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.source_files import SourceFiles
+from trainer_core.data.files.folder import pin_files, verify_file
+from trainer_core.data.files.pinned_file import is_pointer
+from trainer_core.data.files.source_files import SourceFiles
+from trainer_core.data.hub.transfer import part_of
+from trainer_core.data.plan.manifest import read_manifest
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.sources import load_data_line
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths

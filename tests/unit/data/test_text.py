@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.data.inputs import json_lines, write, zstd
 from trainer_core.data.sources import TextRule
-from trainer_core.data.text import ReadCounts, check_file, iter_documents, resolve_rule
+from trainer_core.data.text.read import ReadCounts, check_file, iter_documents, resolve_rule
 from trainer_core.errors import Refused
 
 TEXT = TextRule(kind="column", column="text")

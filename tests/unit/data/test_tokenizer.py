@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_core.data.encode import Encoder, tokenizer_facts
-from trainer_core.data.train_tokenizer import EOS_ID, EOS_TOKEN, train_bpe
+from trainer_core.data.tokens.encode import Encoder, tokenizer_facts
+from trainer_core.data.tokens.train_tokenizer import EOS_ID, EOS_TOKEN, train_bpe
 from trainer_core.errors import Refused
 
 

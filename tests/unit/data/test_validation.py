@@ -11,13 +11,13 @@ import pytest
 
 from tests.tools.run_json import run_json
 from tests.tools.tiny_data import disk_line
-from trainer_core.data.consumer import register_consumer
-from trainer_core.data.heldout import stream_path
-from trainer_core.data.heldout_rows import pack_rows
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.rows import DataLineRows
-from trainer_core.data.shards import read_shard, write_shard
-from trainer_core.data.validation import cut_rows, load_rows, make_heldout, rows_digests
+from trainer_core.data.heldout.rows import pack_rows
+from trainer_core.data.heldout.streams import stream_path
+from trainer_core.data.heldout.validation import cut_rows, load_rows, make_heldout, rows_digests
+from trainer_core.data.plan.consumer import register_consumer
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.rows.line_rows import DataLineRows
+from trainer_core.data.tokens.shards import read_shard, write_shard
 from trainer_core.errors import Refused
 from trainer_core.line.paths import DataPaths
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.made_line import made_line
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.verify import verify_data_line
+from trainer_core.data.audit.verify import verify_data_line
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.line.files import canonical_json
 from trainer_core.line.paths import DataPaths
 

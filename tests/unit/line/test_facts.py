@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.tools.real_line import make_real_line
-from trainer_core.data.prepare import CyclePreparer
+from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.line.cycles import Delete, Download, Tokenize, Train, next_actions
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.ops.facts import read_facts

@@ -15,8 +15,8 @@ import pytest
 
 from tests.tools.real_line import make_real_line
 from tests.tools.tiny_data import published_bytes
-from trainer_core.data.prepare import CyclePreparer
-from trainer_core.data.retries import FAILING, delay_seconds
+from trainer_core.data.prepare.preparer import CyclePreparer
+from trainer_core.data.prepare.retries import FAILING, delay_seconds
 from trainer_core.line.files import read_jsonl
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.ops import preparer as verb

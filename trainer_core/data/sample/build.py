@@ -15,7 +15,7 @@ from typing import Any
 from trainer_core.data.sample.catalog import CATALOG
 from trainer_core.data.sample.collect import Document, collect_source
 from trainer_core.data.sample.write import write_source
-from trainer_core.data.train_tokenizer import EOS_ID, train_bpe
+from trainer_core.data.tokens.train_tokenizer import EOS_ID, train_bpe
 from trainer_core.errors import DiskFull, Refused, disk_full
 from trainer_core.line.files import publish, read_json, write_bytes, write_json
 

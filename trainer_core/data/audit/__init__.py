@@ -1,0 +1,1 @@
+"""Questions about a data line: whether everything is as recorded, and what its cycles held."""

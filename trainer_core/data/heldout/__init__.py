@@ -1,0 +1,1 @@
+"""Held-out text: its streams, and the validation rows cut from them."""

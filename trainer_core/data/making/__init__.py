@@ -1,0 +1,1 @@
+"""Makes and grows a data line: pinning, calibration, `data init` and `data append`."""

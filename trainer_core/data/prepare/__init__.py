@@ -1,0 +1,1 @@
+"""Prepares cycles: downloads, tokenizers, shards, and the room they take on a host."""

@@ -1,0 +1,1 @@
+"""Rows of published cycles, as the training loop asks for them."""
