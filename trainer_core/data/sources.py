@@ -21,6 +21,9 @@ from trainer_core.line.paths import DataPaths
 FORMAT = "data/1"
 PLANNER_VERSION = 1
 SEGMENT_TOKENS = 1 << 22
+"""Tokens of a segment in small cycles."""
+MAX_SEGMENTS = 64
+"""Segments of large ones: each segment is a file per source and a record per stratum, kept for ever."""
 
 StratumRule = Literal["none", "file"] | int
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.data.inputs import CONTROLS, EOS, byte_tokenizer, dump, word_tokenizer, write, write_recipe
 from trainer_core.data.making.calibration import load_calibration
 from trainer_core.data.making.init_report import InitReport
-from trainer_core.data.making.initialize import init_data_line
+from trainer_core.data.making.initialize import init_data_line, num_segments
 from trainer_core.data.plan.predict import predict
 from trainer_core.data.sources import TextRule, load_data_line
 from trainer_core.data.tokens.holdout import is_held_out
@@ -270,3 +270,10 @@ def test_a_folder_that_is_no_data_line(tmp_path: Path, corpus: Path) -> None:
     path.write_text(json.dumps(value | {"format": "data/9"}))
     with pytest.raises(Refused, match="data/9"):
         load_data_line(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("cycle_tokens", "expected"), [(1, 1), (65_536, 1), (1 << 24, 4), (20_000_000_000, 64)]
+)
+def test_a_large_cycle_has_few_segments(cycle_tokens: int, expected: int) -> None:
+    assert num_segments(cycle_tokens) == expected

@@ -23,7 +23,7 @@ from trainer_core.data.making.calibration import (
 from trainer_core.data.making.init_report import InitReport
 from trainer_core.data.making.pin import PinnedSource, Pinning
 from trainer_core.data.recipe.schema import SEED_LIMIT, Recipe, SourceRecipe, dump_recipe, load_recipe
-from trainer_core.data.sources import PLANNER_VERSION, SEGMENT_TOKENS, DataLine, TokenizerRecord
+from trainer_core.data.sources import MAX_SEGMENTS, PLANNER_VERSION, SEGMENT_TOKENS, DataLine, TokenizerRecord
 from trainer_core.data.tokens.encode import Encoder, TokenizerFacts, tokenizer_facts
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
@@ -31,6 +31,11 @@ from trainer_core.line.files import write_json
 from trainer_core.line.paths import DataPaths
 
 UNFINISHED = "calibration.part.json"
+
+
+def num_segments(cycle_tokens: int) -> int:
+    """Slices of a cycle: large enough to hold every stratum, few enough to keep their records for ever."""
+    return min(MAX_SEGMENTS, max(1, cycle_tokens // SEGMENT_TOKENS))
 
 
 def init_data_line(
@@ -66,7 +71,7 @@ def init_data_line(
     line = DataLine(
         cycle_tokens=cycle_tokens,
         seed=seed,
-        segments=max(1, cycle_tokens // SEGMENT_TOKENS),
+        segments=num_segments(cycle_tokens),
         planner_version=PLANNER_VERSION,
         eos_id=eos_id,
         token_dtype=facts.token_dtype,
