@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.tools.faults import run_killed
+from tests.tools.made_line import prepare, write_recipe, write_sources
 from tests.tools.text_line import CASES, text_line
+from tests.tools.tiny_data import register, write_byte_tokenizer
 from tests.unit.data.inputs import byte_tokenizer, dump, write
+from trainer_core.data.audit.verify import verify_data_line
+from trainer_core.data.heldout.validation import cut_rows, make_heldout
+from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.sources import load_data_line
+from trainer_core.data.tokens import open_files
 from trainer_core.data.tokens.fingerprints import Fingerprints, hashes_path
 from trainer_core.data.tokens.holdout import is_held_out
 from trainer_core.data.tokens.open_files import OpenFiles
@@ -147,3 +155,45 @@ def test_fingerprints_count_copies_exactly() -> None:
         prints.add(text.encode())
     assert prints.duplicates == 2
     assert Fingerprints().duplicates == 0
+
+
+def test_a_changed_byte_anywhere_is_refused_or_the_file_counts_as_absent(line: Path) -> None:
+    files = opened(line)
+    files.tokenize("s", "b.jsonl")
+    path = files.path("s", "b.jsonl")
+    whole = path.read_bytes()
+    refused = 0
+    for position in range(8, len(whole), 7):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            assert opened(line).counts("s", "b.jsonl") is None
+        except Refused as error:
+            refused += 1
+            assert str(path) in str(error) and "delete it, it is made again" in str(error)
+    tokens = len(files.shard("s", "b.jsonl").tokens)  # type: ignore[union-attr]
+    assert refused > 2 * tokens // 7 - 2 > 30
+
+
+def test_more_files_than_a_process_may_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "_MAPPED", 8)
+    write_sources(tmp_path, "many", strata=1, files=40, docs=8)
+    work = tmp_path / "line"
+    recipe = write_recipe(tmp_path, (0, {"many": 1}))
+    value = json.loads(recipe.read_text())
+    value["sources"]["many"] |= {"stratum": "file", "heldout": 0.2}
+    recipe.write_text(json.dumps(value))
+    eos_id = write_byte_tokenizer(tmp_path / "tokenizer.json")
+    init_data_line(
+        work, recipe=recipe, tokenizer=tmp_path / "tokenizer.json", eos_id=eos_id, cycle_tokens=2400
+    )
+    register(work)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, limits[1]))
+    try:
+        make_heldout(work)
+        cut_rows(work, 16, 2)
+        prepare(work, 0)
+        assert verify_data_line(work, sources=True).problems == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(opened(work).on_disk()) == 40

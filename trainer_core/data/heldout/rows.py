@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,14 @@ def pin_rows(
     streams = read_heldout(paths, line)
     empty: list[str] = []
     for spec in missing:
-        shards = {s.name: open_stream(paths, streams, spec.name, s.name) for s in spec.strata}
-        strata = _strata(spec, shards, row_length, wanted)
+        read = partial(open_stream, paths, streams, spec.name)
+        strata = _strata(spec, read, row_length, wanted)
         if strata:
-            _, digest = cut_source(record, spec.name, strata, shards.__getitem__)
+            _, digest = cut_source(record, spec.name, strata, read)
             kept[spec.name] = SourceEntry(strata=strata, sha256=digest)
         else:
-            empty.append(_no_row(spec, [len(shard.tokens) for shard in shards.values()], row_length))
+            held = [record.tokens for record in streams.sources[spec.name].values()]
+            empty.append(_no_row(spec, held, row_length))
     if empty:
         raise Refused(empty)
     sources = {spec.name: kept[spec.name] for spec in line.sources}
@@ -180,11 +182,9 @@ def pin_rows(
     return record
 
 
-def _strata(
-    spec: SourceSpec, shards: Mapping[str, Shard], row_length: int, wanted: int
-) -> tuple[StratumEntry, ...]:
+def _strata(spec: SourceSpec, read: ReadStream, row_length: int, wanted: int) -> tuple[StratumEntry, ...]:
     """Which stratum gives how many rows with which weight; () when none gives any."""
-    found = {name: len(pack_rows(shard, row_length, wanted)) for name, shard in shards.items()}
+    found = {s.name: len(pack_rows(read(s.name), row_length, wanted)) for s in spec.strata}
     total = sum(stratum.tokens for stratum in spec.strata if found[stratum.name])
     if not total:
         return ()

@@ -38,25 +38,27 @@ class SegmentRows:
 
 
 class Stream:
-    """The tokens of document ranges, one after the other."""
+    """The tokens of document ranges, one after the other; files are opened where their tokens are read."""
 
     def __init__(self, docs: Sequence[DocRange], read: Callable[[str], Shard]) -> None:
-        self._parts: list[tuple[int, DocRange, TokenArray, DocEnds]] = []
+        self._read = read
+        self._parts: list[tuple[int, DocRange, DocEnds]] = []
         self.num_tokens = 0
         for entry in docs:
-            shard = read(entry.path)
-            ends = shard.doc_ends.astype(np.int64)
-            self._parts.append((self.num_tokens, entry, shard.tokens, ends))
+            ends = read(entry.path).doc_ends.astype(np.int64)
+            self._parts.append((self.num_tokens, entry, ends))
             self.num_tokens += entry.tokens(ends)
 
     def slices(self, first: int, last: int) -> Iterator[TokenArray]:
         """Tokens first .. last-1 in slices of bounded size."""
         assert 0 <= first <= last <= self.num_tokens, (first, last, self.num_tokens)
-        for start, entry, tokens, ends in self._parts:
+        for start, entry, ends in self._parts:
             base = entry.start(ends) - start
             position = max(first, start) + base
             stop = min(last + base, entry.end(ends))
+            tokens = self._read(entry.path).tokens if position < stop else None
             while position < stop:
+                assert tokens is not None
                 size = min(_SLICE, stop - position)
                 yield tokens[position : position + size]
                 position += size
@@ -64,7 +66,7 @@ class Stream:
     def doc_ends(self, first: int, last: int) -> NDArray[np.uint64]:
         """Ends of the documents that end within tokens first .. last-1, counted from `first`."""
         found = [np.empty(0, dtype=np.int64)]
-        for start, entry, _, ends in self._parts:
+        for start, entry, ends in self._parts:
             base = entry.start(ends) - start
             inside = ends[entry.doc_from : entry.doc_to] - base - first
             found.append(inside[(inside > 0) & (inside <= last - first)])

@@ -201,7 +201,7 @@ class CyclePreparer:
         """Files of a planned cycle that are not tokenized (any more)."""
         streams = self._manifest(cycle).streams()
         wanted = dict.fromkeys((name, docs.path) for name, stream in streams.items() for docs in stream)
-        return [key for key in wanted if self.files.shard(*key) is None]
+        return [key for key in wanted if self.files.counts(*key) is None]
 
     def _plan(self, state: PlanState) -> CyclePlan:
         return plan_cycle(self.line, read_consumer(self.paths.root), state, self.files.counts, self._estimate)

@@ -3,7 +3,8 @@
 A tokenized file holds its training documents (held-out ones are decided first and left out) in an order
 permuted by the line's seed, and in its metadata what was left out. It appears by rename, so it is whole or
 absent; a file made from other bytes, another tokenizer copy, tokenizers version or seed counts as absent. Its
-sampled text hashes are on disk before it is.
+bytes are compared with the hash that it carries when it is first opened. Its sampled text hashes are on disk
+before it is.
 
 Several processes may tokenize files of one line at once, each another file. `on_disk` removes what killed
 processes left, so it is only called while none of them works: by the holder of the line's lock.
@@ -27,17 +28,20 @@ from trainer_core.data.text.documents import Damaged
 from trainer_core.data.text.reading import Reading
 from trainer_core.data.tokens.encode import Encoder, check_library, read_tokenizer
 from trainer_core.data.tokens.fingerprints import hashes_path
-from trainer_core.data.tokens.shards import Shard, ShardWriter, read_shard
+from trainer_core.data.tokens.shards import Shard, ShardWriter, check_seal, read_shard
 from trainer_core.data.tokens.spool import Spool
 from trainer_core.errors import DiskFull, Refused, disk_full
 from trainer_core.line.files import publish
 from trainer_core.line.paths import DataPaths
 
-FORMAT = "open-file/2"
+FORMAT = "open-file/3"
 _SUFFIX = ".safetensors"
 _SPOOL = ".spool"
 _PART = ".part"
 _TEMPORARY = ".tmp"
+_AGAIN = "delete it, it is made again from its source file"
+_MAPPED = 64
+"""Files that are mapped at once: a cycle may be made of more than a process may open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,8 @@ class OpenFiles:
         self._paths = DataPaths(root)
         self._folder = self._paths.open
         self._line = line
-        self._shards: dict[tuple[str, str], Shard] = {}
+        self._mapped: dict[tuple[str, str], Shard] = {}
+        self._facts: dict[tuple[str, str], OpenFacts] = {}
         self._ends: dict[tuple[str, str], DocEnds] = {}
         self._encoders: dict[str, Encoder] = {}
         self._files = {(spec.name, file.path): (spec, file) for spec in line.sources for file in spec.files}
@@ -81,39 +86,28 @@ class OpenFiles:
         return self._files[source, path][1]
 
     def shard(self, source: str, path: str) -> Shard | None:
-        """The tokens of a file, or None when it is not tokenized."""
+        """The tokens of a file, or None when it is not tokenized. Raises Refused when they are damaged."""
         key = (source, path)
-        if key not in self._shards:
-            target = self.path(source, path)
-            if not target.exists():
-                return None
-            shard = read_shard(target, way_out="delete it, it is made again from its source file")
-            if any(shard.metadata.get(name) != value for name, value in self._origin(*key).items()):
-                return None
-            self._shards[key] = shard
-            self._ends[key] = shard.doc_ends.astype(np.int64)
-        return self._shards[key]
+        shard = self._mapped.pop(key, None) or self._opened(*key)
+        if shard is not None:
+            while len(self._mapped) >= _MAPPED:
+                del self._mapped[next(iter(self._mapped))]
+            self._mapped[key] = shard
+        return shard
 
     def counts(self, source: str, path: str) -> DocEnds | None:
         """Document ends of a tokenized file; None when it is not tokenized (the planner's question)."""
-        return None if self.shard(source, path) is None else self._ends[source, path]
+        key = (source, path)
+        return self._ends[key] if key in self._ends or self.shard(*key) is not None else None
 
     def facts(self, source: str, path: str) -> OpenFacts:
         """What tokenizing a file found; the file must be tokenized."""
-        shard = self.shard(source, path)
-        assert shard is not None, path
-        return OpenFacts(
-            documents=len(shard.doc_ends),
-            tokens=len(shard.tokens),
-            heldout_docs=int(shard.metadata["heldout_docs"]),
-            skipped=json.loads(shard.metadata["skipped"]),
-            characters=int(shard.metadata["characters"]),
-            duplicates=int(shard.metadata["duplicates"]),
-        )
+        assert self.counts(source, path) is not None, path
+        return self._facts[source, path]
 
     def tokenize(self, source: str, path: str) -> OpenFacts:
         """Tokenize a file unless that is done; nothing half-made stays behind, whatever is raised."""
-        if self.shard(source, path) is None:
+        if self.counts(source, path) is None:
             target = self.path(source, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -126,8 +120,8 @@ class OpenFiles:
 
     def forget(self, source: str, path: str) -> None:
         """Delete a file's tokens; does nothing when they are gone."""
-        self._shards.pop((source, path), None)
-        self._ends.pop((source, path), None)
+        for known in (self._mapped, self._facts, self._ends):
+            known.pop((source, path), None)
         self.path(source, path).unlink(missing_ok=True)
 
     def on_disk(self) -> list[tuple[str, str]]:
@@ -138,11 +132,34 @@ class OpenFiles:
         for spec in self._line.sources:
             folder = self._folder / spec.name
             for entry in sorted(folder.rglob("*")):
+                if not entry.is_file():
+                    continue  # a folder of a source may have any name
                 if entry.name.endswith((_SPOOL, _PART)):
                     entry.unlink(missing_ok=True)
-                elif entry.is_file() and entry.name.endswith(_SUFFIX):
+                elif entry.name.endswith(_SUFFIX):
                     found.append((spec.name, entry.relative_to(folder).as_posix().removesuffix(_SUFFIX)))
         return found
+
+    def _opened(self, source: str, path: str) -> Shard | None:
+        """Map a file; at its first time its bytes are compared, and its counts are kept."""
+        target = self.path(source, path)
+        if not target.exists():
+            return None
+        shard = read_shard(target, way_out=_AGAIN)
+        if any(shard.metadata.get(name) != value for name, value in self._origin(source, path).items()):
+            return None
+        if (source, path) not in self._ends:
+            check_seal(target, way_out=_AGAIN)
+            self._ends[source, path] = shard.doc_ends.astype(np.int64)
+            self._facts[source, path] = OpenFacts(
+                documents=len(shard.doc_ends),
+                tokens=len(shard.tokens),
+                heldout_docs=int(shard.metadata["heldout_docs"]),
+                skipped=json.loads(shard.metadata["skipped"]),
+                characters=int(shard.metadata["characters"]),
+                duplicates=int(shard.metadata["duplicates"]),
+            )
+        return shard
 
     def _tokenize_readable(self, source: str, path: str) -> None:
         """Tokenize a file; a download that its format shows to be damaged is downloaded once more."""
@@ -189,6 +206,7 @@ class OpenFiles:
                 token_type=self._line.token_dtype,
                 doc_ends=np.cumsum(lengths[order]).astype(np.uint64),
                 metadata={**self._origin(source, path), **reading.metadata()},
+                sealed=True,
             )
             for tokens in spool.gather(order):
                 writer.append(tokens)

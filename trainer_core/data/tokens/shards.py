@@ -2,7 +2,8 @@
 
 A shard holds `doc_ends` (U64, positions just after each document's EOS) and `tokens` (U16 or U32), and
 string metadata. Bytes are a function of the content alone; the writer hashes them while it writes and fsyncs
-them before it returns. Readers get memory maps. Nothing here knows what a cycle is.
+them before it returns. A shard that no record names carries that hash in itself: it is sealed. Readers get
+memory maps. Nothing here knows what a cycle is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _NAMES: dict[TokenType, str] = {"uint16": "U16", "uint32": "U32"}
 _TYPES: dict[str, TokenType] = {name: key for key, name in _NAMES.items()}
 _HASH_SLICE = 1 << 22
 _SLICES_PER_BEAT = 16
+_SEAL = "blake2b"
+_UNSEALED = "0" * 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +55,20 @@ class ShardWriter:
         token_type: TokenType,
         doc_ends: NDArray[np.uint64],
         metadata: Mapping[str, str] | None = None,
+        sealed: bool = False,
     ) -> None:
-        """Open `path` and write all that comes before the tokens."""
+        """Open `path` and write all that comes before the tokens; a sealed shard's metadata gets its hash."""
         self._path = path
+        metadata = dict(metadata or {}) | ({_SEAL: _UNSEALED} if sealed else {})
         self._dtype = np.dtype(token_type).newbyteorder("<")
         self._left = num_tokens
         self._digest = hashlib.blake2b(digest_size=32)
         ends = np.ascontiguousarray(doc_ends, dtype="<u8")
         self._file = open(path, "wb")  # noqa: SIM115 (closed by finish or abort)
         try:
-            self._write(_header(num_tokens, token_type, len(ends), metadata or {}))
+            header = _header(num_tokens, token_type, len(ends), metadata)
+            self._seal_at = _seal_position(header) if sealed else None
+            self._write(header)
             self._write(ends.tobytes())
         except BaseException:
             self._file.close()
@@ -78,9 +85,12 @@ class ShardWriter:
             raise
 
     def finish(self) -> str:
-        """Make the file durable and return the hex blake2b of its bytes."""
+        """Make the file durable and return the hex blake2b of its bytes, taken before they are sealed."""
         assert self._left == 0, f"{self._left} announced tokens are missing"
         try:
+            if self._seal_at is not None:
+                self._file.seek(self._seal_at)
+                self._file.write(self._digest.hexdigest().encode("ascii"))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -111,6 +121,11 @@ def _header(num_tokens: int, token_type: TokenType, num_docs: int, metadata: Map
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode("ascii")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _seal_position(header: bytes) -> int:
+    """Where the hash stands in the header of a sealed shard."""
+    return header.index(f'"{_SEAL}":"'.encode("ascii")) + len(_SEAL) + 4
 
 
 def write_shard(
@@ -175,3 +190,25 @@ def hash_shard(path: Path, *, beat: Callable[[], None] = lambda: None) -> str:
             if number % _SLICES_PER_BEAT == 0:
                 beat()
     return digest.hexdigest()
+
+
+def check_seal(path: Path, *, way_out: str) -> None:
+    """Raise Refused, with the way out, when the bytes of a sealed shard are not those that were written."""
+    try:
+        with open(path, "rb") as file:
+            size = file.read(8)
+            header = size + file.read(int.from_bytes(size, "little"))
+            start = _seal_position(header)
+            end = start + len(_UNSEALED)
+            digest = hashlib.blake2b(
+                header[:start] + _UNSEALED.encode("ascii") + header[end:], digest_size=32
+            )
+            for chunk in iter(lambda: file.read(_HASH_SLICE), b""):
+                digest.update(chunk)
+    except FileNotFoundError:
+        raise Refused(f"{path}: this shard does not exist; {way_out}") from None
+    except ValueError:
+        raise Refused(f"{path}: damaged: it carries no hash; {way_out}") from None
+    sealed = header[start:end].decode("ascii", "replace")
+    if digest.hexdigest() != sealed:
+        raise Refused(f"{path}: damaged: blake2b is {digest.hexdigest()}, {sealed} was written; {way_out}")
