@@ -19,16 +19,28 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def contest(contenders: Mapping[str, Callable[[], object]], rounds: int = 3) -> dict[str, float]:
-    """The CPU seconds of each contender's best round; every round runs all of them, in turn."""
-    return {name: min(seconds) for name, seconds in every_round(contenders, rounds).items()}
+def contest(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int = 3,
+    before: Callable[[str], object] = lambda name: None,
+) -> dict[str, float]:
+    """The CPU seconds of each contender's best round; every round runs all of them, in turn.
+
+    `before` is called with a contender's name before each of its runs; what it does is not counted.
+    """
+    return {name: min(seconds) for name, seconds in every_round(contenders, rounds, before).items()}
 
 
-def every_round(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def every_round(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    before: Callable[[str], object] = lambda name: None,
+) -> dict[str, list[float]]:
     """The CPU seconds of every round of each contender."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
+            before(name)
             gc.collect()
             start = cpu_seconds()
             call()

@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
+import trainer_core
 from trainer_core import host
 from trainer_core.complaints import validation_problems
-from trainer_core.data.recipe import values as values
+from trainer_core.data.recipe import values
 from trainer_core.data.recipe.checks import (
     identity_of,
     identity_problems,
@@ -36,7 +37,7 @@ __all__ = ["Recipe", "SourceRecipe", "dump_recipe", "integer_shares", "load_reci
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 SEED_LIMIT = 1 << 63
 MIN_AGE_HOURS = 24.0
-DEFAULT_RECIPE = Path(__file__).resolve().parents[2] / "examples" / "minicpm-2b" / "recipe.json"
+DEFAULT_RECIPE = Path(trainer_core.__file__).resolve().parents[1] / "examples" / "minicpm-2b" / "recipe.json"
 """The open MiniCPM corpora; what `data init` takes when no recipe is named."""
 
 
