@@ -114,3 +114,20 @@ def test_sources_and_tokenizer_are_compared_on_request(whole: Path, work: Path) 
     finally:
         path.write_bytes(before)
         tokenizer.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value["pieces"]["code"][0].update(doc_to=value["pieces"]["code"][0]["doc_to"] + 1),
+        lambda value: value["pieces"]["code"][0].update(path="t0/f9.jsonl"),
+        lambda value: value["parts"][0].update(row_length=17),
+        lambda value: value["segments"][0]["shards"][0].update(tokens=1),
+        lambda value: value["heads_out"]["prose"][0].update(token_from=1),
+    ],
+)
+def test_no_value_of_a_manifest_may_change(work: Path, change: Callable[[dict], None]) -> None:
+    path = DataPaths(work).manifest(1)
+    change_json(path, change)
+    (problem,) = verify_data_line(work).problems
+    assert str(path) in problem and "it was published as" in problem and "from a backup" in problem

@@ -26,7 +26,7 @@ from trainer_core.data.tokens.encode import Encoder, check_library, read_tokeniz
 from trainer_core.data.tokens.open_files import OpenFiles
 from trainer_core.data.tokens.shards import hash_shard
 from trainer_core.errors import NstrainError, Refused
-from trainer_core.line.files import canonical_json
+from trainer_core.line.files import canonical_json, iterate_jsonl
 from trainer_core.line.paths import DataPaths
 
 
@@ -120,6 +120,7 @@ def _manifests(paths: DataPaths, line: DataLine, found: Verified, progress: Call
     """Every manifest, its place in the chain of states, and the shards of those that are on disk."""
     with found.checking("lists of manifests"):
         planned_cycles(paths)
+    published = _published(paths)
     before: Manifest | None = None
     for path in sorted(paths.manifests.glob("*.json")):
         if not path.stem.isdecimal():
@@ -130,12 +131,26 @@ def _manifests(paths: DataPaths, line: DataLine, found: Verified, progress: Call
         with found.checking("manifests"):
             manifest = read_cycle_manifest(paths, cycle, line=line)
             _check_manifest(path, manifest, before if before and before.cycle == cycle - 1 else None)
+            if (logged := published.get(cycle, manifest.sha256)) != manifest.sha256:
+                raise Refused(
+                    f"{path}: sha256 is {manifest.sha256}, it was published as {logged}; "
+                    "restore it from a backup"
+                )
         if manifest is not None:
             _shards(paths, manifest, found)
         before = manifest
     for folder in sorted(paths.cycles.glob("*")):
         if folder.name.isdecimal() and not paths.manifest(int(folder.name)).exists():
             found.notes.append(f"{folder}: has no manifest yet; the preparer makes it again")
+
+
+def _published(paths: DataPaths) -> dict[int, str]:
+    """Digests of the manifests as they were first published: nothing in them may ever change."""
+    found: dict[int, str] = {}
+    for row in iterate_jsonl(paths.cycles_log):
+        if row.get("kind") == "published" and {"cycle", "manifest_sha256"} <= row.keys():
+            found.setdefault(row["cycle"], row["manifest_sha256"])
+    return found
 
 
 def _check_manifest(path: Path, manifest: Manifest, before: Manifest | None) -> None:
