@@ -8,7 +8,9 @@ import pytest
 
 from tests.tools.hub import running_hub
 from tests.tools.hub_lines import on_hub
-from tests.tools.tiny_data import ROW_LENGTH, disk_line
+from tests.tools.made_line import prepare, write_recipe, write_sources
+from tests.tools.tiny_data import ROW_LENGTH, disk_line, register, write_byte_tokenizer
+from trainer_core.data.audit.verify import verify_data_line
 from trainer_core.data.heldout import streams as heldout
 from trainer_core.data.heldout.streams import make_streams, read_heldout, stream_path
 from trainer_core.data.heldout.validation import (
@@ -18,6 +20,7 @@ from trainer_core.data.heldout.validation import (
     make_heldout,
     rows_digests,
 )
+from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.rows.line_rows import DataLineRows
 from trainer_core.data.rows.source import Position
@@ -230,3 +233,18 @@ def test_rows_and_preparer_opened_before_a_source_was_added_know_it(tmp_path: Pa
     assert batch.source_rows.keys() == {"prose", "web"}
     assert list(rows.validation(ROW_LENGTH, 2).sources) == ["code", "prose", "web"]
     assert rows.identity() == identity == DataLineRows(work).identity()
+
+
+def test_strata_and_folders_of_any_name(tmp_path: Path) -> None:
+    for name in ("\u6587" * 60 + "a", "\u6587" * 60 + "b", "n" * 250, "odd.part", "x.spool"):
+        write_sources(tmp_path / "text" / name, ".", strata=1, files=1, docs=40)
+    work = tmp_path / "line"
+    write_byte_tokenizer(tmp_path / "tokenizer.json")
+    recipe = write_recipe(tmp_path, (0, {"text": 1}))
+    init_data_line(work, recipe=recipe, tokenizer=tmp_path / "tokenizer.json", eos_id=256, cycle_tokens=2000)
+    record = make_heldout(work)
+    paths = [stream_path(DataPaths(work), "text", name) for name in record["sources"]["text"]]
+    assert len(set(paths)) == 5 and all(path.exists() for path in paths)
+    register(work)
+    prepare(work, 0)
+    assert verify_data_line(work).problems == []

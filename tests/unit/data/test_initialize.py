@@ -116,7 +116,8 @@ def test_the_digest_depends_on_content_not_on_places(corpus: Path, tmp_path: Pat
 
 
 def test_nicknames_do_not_change_what_is_held_out(corpus: Path) -> None:
-    named = init(corpus, {"nick": {"folder": "code"}, "named": {"folder": "code", "id": "the-corpus"}}).line
+    shutil.copytree(corpus / "code", corpus / "copy")
+    named = init(corpus, {"nick": {"folder": "code"}, "named": {"folder": "copy", "id": "the-corpus"}}).line
     assert [source.identity for source in named.sources] == ["code", "the-corpus"]
 
 
@@ -277,3 +278,28 @@ def test_a_folder_that_is_no_data_line(tmp_path: Path, corpus: Path) -> None:
 )
 def test_a_large_cycle_has_few_segments(cycle_tokens: int, expected: int) -> None:
     assert num_segments(cycle_tokens) == expected
+
+
+def test_two_sources_never_read_the_same_text_of_a_file(corpus: Path) -> None:
+    (corpus / "link").symlink_to(corpus / "code")
+    twice = {"folder": "link", "glob": "x/*-1.parquet", "id": "other"}
+    (problem,) = refused(corpus, sources(twice=twice))
+    assert "source 'twice': 1 of its files are those of source 'code'" in problem and "part-1" in problem
+    rows = [{"text": f"question {i}", "answer": f"answer {i}"} for i in range(50)]
+    (corpus / "pairs").mkdir()
+    (corpus / "pairs" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = {
+        name: {"folder": "pairs", "text": {"column": name}, "id": name, "heldout": 0}
+        for name in ("text", "answer")
+    }
+    report = init(corpus, columns)
+    assert [spec.name for spec in report.line.sources] == ["text", "answer"]
+
+
+def test_names_that_our_own_files_need_are_refused(corpus: Path) -> None:
+    web = {"folder": "web", "heldout": 0}
+    (problem,) = refused(corpus, {"rows-16.json": web})
+    assert "rows-16.json" in problem and "choose another" in problem
+    (corpus / "web" / ("n" * 197 + ".txt")).write_text("long")
+    (problem,) = refused(corpus, sources())
+    assert "1 file names are longer than 200 bytes" in problem and "narrow" in problem

@@ -20,6 +20,8 @@ from trainer_core.errors import Refused
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
 WHOLE_SOURCE = "all"
+LONGEST_NAME = 200
+"""Bytes of a file's name: the names of what is made of it are longer, and file systems end at 255."""
 _SHOWN = 8
 
 
@@ -102,6 +104,12 @@ def sort_out(sizes: Mapping[str, int], pattern: str, where: str) -> Listing:
         raise Refused(
             f"{where}: {pattern!r} matches no readable file ({reasons(ignored) or 'it matches nothing'}); "
             f"readable are {', '.join(SUFFIXES)}"
+        )
+    long = [path for path in files if len(path.rpartition("/")[2].encode("utf-8")) > LONGEST_NAME]
+    if long:
+        raise Refused(
+            f"{where}: {len(long)} file names are longer than {LONGEST_NAME} bytes ({long[0]}), too long for "
+            'the files made of them; rename them, or narrow the "glob"'
         )
     return Listing(files=tuple(files), ignored=tuple(sorted(ignored)))
 

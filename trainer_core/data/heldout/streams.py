@@ -9,6 +9,7 @@ stream. Held-out text never enters a cycle (holdout.py decides before anything i
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ FORMAT = "heldout/2"
 WALKED_BYTES = 16 << 30
 """Bytes of files after which a stratum's walk ends with what it has: a bound for tiny fractions."""
 _BATCH = 64
+_LONGEST_NAME = 160
 
 Progress = Callable[[str], None]
 """Takes a line for people."""
@@ -77,8 +79,11 @@ def record_path(paths: DataPaths) -> Path:
 
 
 def stream_path(paths: DataPaths, source: str, stratum: str) -> Path:
-    """Held-out stream of a stratum; a stratum may be a file path, so its name is quoted."""
-    return paths.heldout / source / f"{quote(stratum, safe='')}.safetensors"
+    """Held-out stream of a stratum; a stratum may be a file path, so its name is quoted, and cut if long."""
+    name = quote(stratum, safe="")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(stratum.encode('utf-8')).hexdigest()[:32]}"
+    return paths.heldout / source / f"{name}.safetensors"
 
 
 def made_from(line: DataLine, spec: SourceSpec) -> str:

@@ -93,7 +93,7 @@ def append_recipe(
             progress=progress,
             patience=patience,
         )
-        pinned = pin_sources(pinning, new)
+        pinned = pin_sources(pinning, new, known=line.sources)
         calibration |= {source.spec.name: source.calibration for source in pinned}
         grown = replace(
             line,

@@ -21,9 +21,17 @@ from trainer_core.data.making.calibration import (
     read_calibration,
 )
 from trainer_core.data.making.init_report import InitReport
+from trainer_core.data.making.overlap import overlaps
 from trainer_core.data.making.pin import PinnedSource, Pinning
 from trainer_core.data.recipe.schema import SEED_LIMIT, Recipe, SourceRecipe, dump_recipe, load_recipe
-from trainer_core.data.sources import MAX_SEGMENTS, PLANNER_VERSION, SEGMENT_TOKENS, DataLine, TokenizerRecord
+from trainer_core.data.sources import (
+    MAX_SEGMENTS,
+    PLANNER_VERSION,
+    SEGMENT_TOKENS,
+    DataLine,
+    SourceSpec,
+    TokenizerRecord,
+)
 from trainer_core.data.tokens.encode import Encoder, TokenizerFacts, tokenizer_facts
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
@@ -139,8 +147,10 @@ def clear_unfinished(paths: DataPaths) -> None:
     shutil.rmtree(paths.root / "incoming", ignore_errors=True)
 
 
-def pin_sources(pinning: Pinning, sources: Mapping[str, SourceRecipe]) -> list[PinnedSource]:
-    """Pin sources. Raises Refused with the problems of all of them, each under its source's name."""
+def pin_sources(
+    pinning: Pinning, sources: Mapping[str, SourceRecipe], *, known: Sequence[SourceSpec] = ()
+) -> list[PinnedSource]:
+    """Pin sources beside the known ones. Raises Refused with the problems of all, each under its name."""
     problems: list[str] = []
     pinned: list[PinnedSource] = []
     for name, source in sources.items():
@@ -148,6 +158,7 @@ def pin_sources(pinning: Pinning, sources: Mapping[str, SourceRecipe]) -> list[P
             pinned.append(pinning.pin(name, source))
         except Refused as error:
             problems += [f"source {name!r}: {problem}" for problem in error.problems]
+    problems += overlaps(known, [source.spec for source in pinned])
     if problems:
         raise Refused(problems)
     return pinned

@@ -36,6 +36,10 @@ def source_problems(sources: Mapping[str, Any]) -> list[str]:
     for name, source in sources.items():
         if name in RESERVED_NAMES:
             problems.append(f"sources.{name}: this name is taken by a validation average; choose another")
+        if name.endswith(".json"):
+            problems.append(
+                f"sources.{name}: a name that ends in .json may be one of our files; choose another"
+            )
         if not isinstance(source, dict):
             continue
         places = [key for key in ("folder", "repo") if source.get(key) is not None]
