@@ -296,6 +296,12 @@ def test_two_sources_never_read_the_same_text_of_a_file(corpus: Path) -> None:
     assert [spec.name for spec in report.line.sources] == ["text", "answer"]
 
 
+@pytest.mark.parametrize("tokens", [0, -1, 10**12 + 1, 10**30])
+def test_a_cycle_size_out_of_range_is_refused(corpus: Path, tokens: int) -> None:
+    (problem,) = refused(corpus, cycle_tokens=tokens)
+    assert str(tokens) in problem and "at least 1 and at most 10^12" in problem
+
+
 def test_names_that_our_own_files_need_are_refused(corpus: Path) -> None:
     web = {"folder": "web", "heldout": 0}
     (problem,) = refused(corpus, {"rows-16.json": web})

@@ -39,6 +39,8 @@ from trainer_core.line.files import write_json
 from trainer_core.line.paths import DataPaths
 
 UNFINISHED = "calibration.part.json"
+LARGEST_CYCLE = 10**12
+"""Tokens of a cycle: its rows are ordered in memory."""
 
 
 def num_segments(cycle_tokens: int) -> int:
@@ -177,8 +179,8 @@ def _inputs(
     chosen, facts, known = None, None, list[SourceCalibration]()
     if seed is not None and not 0 <= seed < SEED_LIMIT:
         problems.append(f"seed {seed}: expected 0 .. 2^63 - 1")
-    if cycle_tokens < 1:
-        problems.append(f"cycle_tokens {cycle_tokens}: expected at least 1")
+    if not 1 <= cycle_tokens <= LARGEST_CYCLE:
+        problems.append(f"cycle_tokens {cycle_tokens}: expected at least 1 and at most 10^12")
     try:
         chosen = load_recipe(recipe)
     except Refused as error:
