@@ -45,14 +45,10 @@ def check(run: Path, /) -> int:
         Directory of the line, or its name under work_root.
     """
     load_host()
-    from trainer_core.line.status import line_status
     from trainer_core.ops.check import check_line
 
-    line = resolve(run)
-    for sentence in check_line(line):
+    for sentence in check_line(resolve(run)):
         _say(sentence)
-    if line_status(line)["state"] == "finished":
-        _say("finished: a start changes nothing; append to the schedule in run.json to go on")
     return 0
 
 

@@ -12,6 +12,7 @@ from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.files import iterate_jsonl, read_json, write_json
+from trainer_core.line.status import line_status
 from trainer_core.ops.check import check_line
 from trainer_core.ops.run import run_inline
 from trainer_core.ops.start import start_line
@@ -80,7 +81,9 @@ def test_a_line_that_grew_trains_what_one_with_that_schedule_from_the_start_trai
     shutil.rmtree(line.root.parent)
     shutil.copytree(line.root.parent.with_name("kept"), line.root.parent)
     assert run(line, cycles=1)[0] == 0
+    assert "a start goes on" in line_status(line.root)["reason"]
     edit(line, **staged(change), **ramped(2 * CYCLE))
+    assert "a start changes nothing" not in "\n".join(check_line(line.root))
     assert "the next start tells it" in "\n".join(check_line(line.root))
     assert read_consumer(data).row_length(change) == 16
     assert run(line)[0] == 0
@@ -92,7 +95,9 @@ def test_a_line_that_grew_trains_what_one_with_that_schedule_from_the_start_trai
     assert (data / "heldout" / "rows-32.json").exists()
     grown = [row for row in iterate_jsonl(line.events) if row["kind"] == "schedule_grown"]
     assert len(grown) == 1
-    assert "the next start tells it" not in "\n".join(check_line(line.root))
+    said = "\n".join(check_line(line.root))
+    assert "the next start tells it" not in said
+    assert "finished: a start changes nothing" in said
     kept = {c.update: c.kept for c in list_checkpoints(line) if c.kept}
     assert kept == {0: "start", 8: "cycle-end", 11: "length-change", 16: "cycle-end", 20: "end"}
 

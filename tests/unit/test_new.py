@@ -44,6 +44,7 @@ def test_a_ramp_and_stages_reach_run_json_and_the_data_line(new, data, tmp_path)
     code, said, _ = new("--tokens-per-update", RAMP, "--weight-decay-batch", "1e3", *settings)
     assert code == 0
     assert "512 tokens per update in rows of 32, 768 tokens per update in rows of 32 from 5,120 on" in said
+    assert said.count("768 tokens per update in rows of 32") == 1, "what does not change is told once"
     value = json.loads((tmp_path / "line" / "run.json").read_text())
     assert value["tokens_per_update"] == [
         {"from": 0, "to": 4700, "tokens": 512},

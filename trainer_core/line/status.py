@@ -89,6 +89,8 @@ def _state(
         return "finished", "the schedule has ended"
     for event in reversed(events):
         kind = str(event.get("kind", "")).replace("_", "-")
+        if kind == "finished":  # but not by the schedule as it is now
+            return kind, f"{event.get('message', '')}; a start goes on"
         if kind in ENDED:
             return kind, str(event.get("message", ""))
         if kind in ("started", "resumed"):

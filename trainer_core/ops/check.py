@@ -27,18 +27,24 @@ def check_line(line: Path) -> list[str]:
         raise Refused(problems)
     point = newest(paths)
     free = shutil.disk_usage(line).free
+    over = point is not None and config.end_tokens is not None and point.tokens >= config.end_tokens
     return [
         f"{paths.run_json}: valid, {config.model.name}, {updates_text(config)}",
         f"{data.root}: consumer and vocabulary fit{_growth(data, config)}",
-        f"resumes from {point.path.name} at {point.tokens} tokens" if point else "starts at update 0",
+        f"resumes from {point.path.name} at {point.tokens:,} tokens" if point else "starts at update 0",
         f"{free / 1e9:.1f} GB free",
+        *(["finished: a start changes nothing; append to the schedule in run.json to go on"] if over else []),
     ]
 
 
 def updates_text(config: RunConfig) -> str:
     """The sizes of a line's updates and rows, for people."""
     said = []
+    values = None
     for span in config.spans():
+        if values == (span.tokens, span.row_length):
+            continue  # another piece of the schedule with the same updates
+        values = (span.tokens, span.row_length)
         since = f" from {span.start:,} on" if span.start else ""
         said.append(f"{span.tokens:,} tokens per update in rows of {span.row_length:,}{since}")
     return ", ".join(said)
