@@ -1,5 +1,6 @@
 """`data init` from a hub: the commit and its files pinned, one download at a time, and what it refuses."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,17 @@ def test_an_added_token_of_a_template_must_be_a_marker(hub: Hub, tmp_path: Path)
     template = [MARKERS[0], "{role}: {content}", MARKERS[1]]
     rule = {"messages": "chat", "template": template}
     assert 'name it in "markers"' in refused(tmp_path, text=rule)
+
+
+def test_parts_of_a_template_that_are_no_tokens_are_told(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    row = {"chat": [{"role": "user", "content": f"a question of some length, {i}"} for i in range(9)]}
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(9)))
+    rule = {"messages": "chat", "template": ["<|no token|>", "{role}: {content}", MARKERS[1], "\n"]}
+    place = {"repo": None, "folder": "chats", "glob": "*", "stratum": "none", "text": rule}
+    report = init(tmp_path, markers=[MARKERS[1]], **place)
+    assert "plain text of the template, no tokens of their own: '<|no token|>'\n" in str(report)
 
 
 def test_text_columns_that_differ_between_strata(hub: Hub, tmp_path: Path) -> None:

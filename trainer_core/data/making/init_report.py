@@ -91,7 +91,8 @@ class InitReport:
         lines = [
             f"data line {self.work}",
             f"  end of document: {self.eos!r} (id {self.line.eos_id}); stored as {self.line.token_dtype}",
-            f"  cycles of {self.line.cycle_tokens:,} tokens in {self.line.segments} segment(s)",
+            f"  cycles of {self.line.cycle_tokens:,} tokens"
+            + (f" in {self.line.segments} segments" if self.line.segments > 1 else ""),
         ]
         for source in self.line.sources:
             lines += self._source_lines(source, value["sources"][source.name])
@@ -112,6 +113,11 @@ class InitReport:
             f"    from {source.folder or f'{source.repo}, {source.revision} = {source.commit}'}; "
             f"text {value['text']}, held-out key {source.identity!r}, {source.heldout:.2%} held out",
         ]
+        plain = [part for part in source.text.template if _constant(part) and part not in source.markers]
+        if plain:
+            lines.append(
+                f"    plain text of the template, no tokens of their own: {', '.join(map(repr, plain))}"
+            )
         total = max(1, value["tokens"])
         by_size = sorted(value["strata"].items(), key=lambda item: -item[1])
         strata = ", ".join(f"{key} {tokens / total:.1%}" for key, tokens in by_size[:_SHOWN_STRATA])
@@ -128,6 +134,11 @@ class InitReport:
         if value["taken_over"]:
             lines.append(f"    measured before: {len(value['taken_over'])} of {len(by_size)} strata")
         return lines
+
+
+def _constant(part: str) -> bool:
+    """Whether a part of a template is the same visible characters for every message."""
+    return bool(part.strip()) and "{role}" not in part and "{content}" not in part
 
 
 def _lasts(line: DataLine, source: SourceSpec, tokens: int) -> int | None:
