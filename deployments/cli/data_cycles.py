@@ -45,7 +45,8 @@ def run_preparer(*, work: Path, cycles_ahead: int = 1, cycles: int | None = None
     cycles_ahead
         Cycles to keep ready beyond the one that is trained.
     cycles
-        End when cycles 0 .. N-1 are prepared; without it go on as long as there is data.
+        Prepare no cycle beyond N-1, and end when the line has trained up to it; without it, go on as long
+        as the line does.
     once
         Prepare what is wanted now and end, instead of following the line.
     """

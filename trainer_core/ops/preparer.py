@@ -105,6 +105,7 @@ def run_preparer(
         try:
             ahead = Ahead(line_of(work), cycles_ahead=cycles_ahead, cycles=cycles)
             preparer = CyclePreparer(ahead.data, leaving=leaving, say=say, effort=effort)
+            told = False
             while True:
                 step = ahead.next_step()
                 if step is not None:
@@ -113,8 +114,12 @@ def run_preparer(
                     ahead.finish(step)
                 elif not follow or ahead.over():
                     return 0, ahead.message()
-                elif leaving.wait(FOLLOW_SECONDS):
-                    return STOPPED, f"ended on request; {ahead.message()}"
+                else:
+                    if not told:
+                        say("the line has what it needs; following it until SIGTERM or Ctrl-C")
+                    told = True
+                    if leaving.wait(FOLLOW_SECONDS):
+                        return STOPPED, f"ended on request; {ahead.message()}"
         except Leaving as left:
             return STOPPED, f"ended on request: {left}"
         except NstrainError as error:
