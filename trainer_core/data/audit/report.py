@@ -161,13 +161,11 @@ class _FileFacts:
                         self._records.setdefault((name, piece["path"]), piece)
 
     def characters(self, name: str, piece: dict[str, Any]) -> float | None:
-        """Characters of a piece's documents: its part of the file's, by documents; None if not recorded."""
+        """Characters of a piece's documents: its part of the file's, by tokens; None if not recorded."""
         record = self._records.get((name, piece["path"]), {})
-        if not record.get("documents") or "characters" not in record:
+        if not record.get("file_tokens"):
             return None
-        taken: int = piece["doc_to"] - piece["doc_from"]
-        characters, documents = int(record["characters"]), int(record["documents"])
-        return characters * taken / documents
+        return int(record["characters"]) * int(piece["tokens"]) / int(record["file_tokens"])
 
 
 def _source(

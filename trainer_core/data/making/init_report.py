@@ -5,6 +5,7 @@ Only formats what was pinned and measured; never reads a file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,11 +108,12 @@ class InitReport:
     def _source_lines(self, source: SourceSpec, value: dict[str, Any]) -> list[str]:
         shares = " then ".join(f"{share:.4f}" for share in dict.fromkeys(value["shares"]))
         lasts = "more than 100,000" if value["cycles"] is None else f"{value['cycles']:,}"
+        rule = json.dumps(value["text"], ensure_ascii=False)
         lines = [
             f"  {source.name}: share {shares}, about {value['tokens']:,} tokens in {value['files']} files, "
             f"enough for {lasts} cycles",
             f"    from {source.folder or f'{source.repo}, {source.revision} = {source.commit}'}; "
-            f"text {value['text']}, held-out key {source.identity!r}, {source.heldout:.2%} held out",
+            f"text {rule}, held-out key {source.identity!r}, {source.heldout:.2%} held out",
         ]
         plain = [part for part in source.text.template if _constant(part) and part not in source.markers]
         if plain:

@@ -216,6 +216,7 @@ def _pieces(name: str, plan: CyclePlan, files: OpenFiles) -> list[dict[str, Any]
                     "tokens": docs.tokens(ends),
                     "documents": facts.documents if begins else 0,
                     "characters": facts.characters if begins else 0,
+                    "file_tokens": facts.tokens if begins else 0,
                     "duplicates": facts.duplicates if begins else 0,
                     "heldout_docs": facts.heldout_docs if begins else 0,
                     "skipped": facts.skipped if begins else {},
