@@ -2,7 +2,7 @@
 # make test         lint, types and tests
 # make down         ends the server and the workers that quickstart started
 # make format       puts the sources into the project's format
-# make crash        the long kill-and-resume suite, and property tests with 20,000 examples each
+# make crash        the long kill-and-resume suite, property tests with 20,000 examples each, hub faults at random
 #
 # VENV=DIR uses another virtual environment, PYTHON=python3.12 another interpreter for a new one.
 
@@ -41,7 +41,7 @@ format: $(VENV)/.nstrain-dev
 	$(BIN)/ruff format .
 
 crash: $(VENV)/.nstrain-dev
-	NSTRAIN_CRASH_ALL=1 $(PYTEST) tests/crash tests/property
+	NSTRAIN_CRASH_ALL=1 $(PYTEST) --timeout=14400 tests/crash tests/property tests/unit/data/test_source_files.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
