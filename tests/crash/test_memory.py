@@ -95,6 +95,7 @@ def test_a_large_row_group_is_read_in_a_fraction_of_it(tmp_path: Path, size: int
     assert growth < 150 * MB
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", [1000 * MB] if ALL else [10 * MB])
 def test_tokenizing_a_large_file_needs_less_than_1500_mb(tmp_path: Path, size: int) -> None:
     words = {word: number for number, word in enumerate(dict.fromkeys(["<unk>", "</s>", *WORDS]))}

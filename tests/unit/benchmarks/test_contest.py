@@ -1,6 +1,8 @@
 """The helper of the benchmarks: who runs when, and what is counted."""
 
-from benchmarks.contest import contest, cpu_seconds, table
+import pytest
+
+from benchmarks.contest import apart, contest, cpu_seconds, median_ratio, table
 
 
 def test_contenders_alternate_and_every_one_has_a_result() -> None:
@@ -33,3 +35,16 @@ def test_cpu_seconds_only_rise() -> None:
 def test_a_table_lines_up() -> None:
     rows = [("a", 1), ("long one", 12.5)]
     assert table(("name", "x"), rows) == "name         x\na            1\nlong one  12.5"
+
+
+def test_a_call_apart_leaves_this_process_as_it_was_and_its_seconds_count() -> None:
+    kept: list[int] = []
+    before = cpu_seconds()
+    apart(lambda: kept.extend(range(1_000_000)))()
+    assert kept == [] and cpu_seconds() > before
+    with pytest.raises(AssertionError, match="failed in its child"):
+        apart(lambda: {}["missing"])()
+
+
+def test_the_middle_round_decides_a_ratio() -> None:
+    assert median_ratio([1.0, 2.0, 1.0], [2.0, 3.0, 9.0]) == 2.0

@@ -15,8 +15,9 @@ from trainer_core.data.text.read import iter_documents
 from trainer_core.data.tokens.fingerprints import Fingerprints
 from trainer_core.data.tokens.holdout import Holdout
 
-_BATCH_DOCUMENTS = 256
-_BATCH_CHARACTERS = 1 << 20
+# Small, so that the library finds the memory of one batch in the caches when it works on the next.
+_BATCH_DOCUMENTS = 16
+_BATCH_CHARACTERS = 1 << 18
 
 
 class Reading:
