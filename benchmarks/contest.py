@@ -12,7 +12,6 @@ import os
 import resource
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 
 
 def cpu_seconds() -> float:
@@ -30,31 +29,21 @@ def contest(
 
     `before` is called with a contender's name before each of its runs; what it does is not counted.
     """
-    return {name: min(seconds) for name, seconds in every_round(contenders, rounds, before).items()}
-
-
-def every_round(
-    contenders: Mapping[str, Callable[[], object]],
-    rounds: int,
-    before: Callable[[str], object] = lambda name: None,
-) -> dict[str, list[float]]:
-    """The CPU seconds of every round of each contender."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    best = dict.fromkeys(contenders, float("inf"))
     for _ in range(rounds):
         for name, call in contenders.items():
             before(name)
             gc.collect()
             start = cpu_seconds()
             call()
-            seconds[name].append(cpu_seconds() - start)
-    return seconds
+            best[name] = min(best[name], cpu_seconds() - start)
+    return best
 
 
 def apart(call: Callable[[], object]) -> Callable[[], None]:
     """The same call in a forked child: every round finds the memory as it was before any of them.
 
-    What ran before in a process decides how its allocator finds room, and with that up to half of the speed
-    of calls that allocate much.
+    Else what ran before decides how the allocator finds room for calls that allocate much.
     """
 
     def run() -> None:
@@ -72,14 +61,6 @@ def apart(call: Callable[[], object]) -> Callable[[], None]:
         assert status == 0, "the call failed in its child"
 
     return run
-
-
-def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
-    """How many times as fast as another contender one was, in the middle one of the rounds.
-
-    Steadier than the ratio of the best rounds where the machine itself is fast for a while and then slow.
-    """
-    return median(other / own for own, other in zip(seconds, others, strict=True))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.contest import apart, contest, cpu_seconds, median_ratio, table
+from benchmarks.contest import apart, contest, cpu_seconds, table
 
 
 def test_contenders_alternate_and_every_one_has_a_result() -> None:
@@ -44,7 +44,3 @@ def test_a_call_apart_leaves_this_process_as_it_was_and_its_seconds_count() -> N
     assert kept == [] and cpu_seconds() > before
     with pytest.raises(AssertionError, match="failed in its child"):
         apart(lambda: {}["missing"])()
-
-
-def test_the_middle_round_decides_a_ratio() -> None:
-    assert median_ratio([1.0, 2.0, 1.0], [2.0, 3.0, 9.0]) == 2.0
