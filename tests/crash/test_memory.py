@@ -97,7 +97,7 @@ def test_a_large_row_group_is_read_in_a_fraction_of_it(tmp_path: Path, size: int
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", [1000 * MB] if ALL else [10 * MB])
-def test_tokenizing_a_large_file_needs_less_than_1500_mb(tmp_path: Path, size: int) -> None:
+def test_a_large_file_is_tokenized_in_a_fraction_of_it(tmp_path: Path, size: int) -> None:
     words = {word: number for number, word in enumerate(dict.fromkeys(["<unk>", "</s>", *WORDS]))}
     (tmp_path / "tokenizer.json").write_bytes(dump(word_tokenizer(words)))
     path = tmp_path / "a.parquet"
@@ -106,4 +106,4 @@ def test_tokenizing_a_large_file_needs_less_than_1500_mb(tmp_path: Path, size: i
     path.unlink()
     characters, peak = in_child(TOKENIZE, str(work))
     assert characters == written
-    assert peak < 1500 * MB
+    assert peak < 500 * MB
