@@ -18,7 +18,7 @@ from trainer_core.line.paths import LinePaths
 from trainer_core.train.checkpoint import CheckpointWriter
 from trainer_core.train.progress import Progress
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 """Rises whenever an update's bits change for the same input."""
 
 
