@@ -167,7 +167,7 @@ def test_other_numerics_are_refused(rig, monkeypatch):
     line = rig()
     line.loop().run(1)
     monkeypatch.setattr("trainer_core.train.saving.NUMERICS_VERSION", 99)
-    with pytest.raises(Refused, match="made with numerics version 1, this is 2"):
+    with pytest.raises(Refused, match="made with numerics version 2, this is 99"):
         line.loop()
 
 
