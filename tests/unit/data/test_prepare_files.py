@@ -17,10 +17,10 @@ import pytest
 from tests.tools.tiny_data import disk_line, published_bytes
 from trainer_core.data.prepare.file_steps import FileStep
 from trainer_core.data.prepare.files import Effort
+from trainer_core.data.prepare.pool import DEATHS, WorkerDied
 from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.data.prepare.slots import Slots
 from trainer_core.data.tokens.open_files import OpenFiles
-from trainer_core.data.tokens.pool import DEATHS, WorkerDied
 from trainer_core.errors import Leaving, Refused
 from trainer_core.line.lock import held
 from trainer_core.line.paths import DataPaths
@@ -43,7 +43,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # ended, maybe not waited for yet
-            if "trainer_core.data.tokens.worker" in " ".join(child.cmdline()):
+            if "trainer_core.data.prepare.worker" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 

@@ -4,7 +4,7 @@
 documents up to a bounded number of tokens, out of a bounded number of bytes. heldout.json records every
 stream's hash as soon as it is made, so that an interrupted walk goes on, and what each source's streams
 depend on, so that new sources change nothing of the others. Readers compare the hash before they use a
-stream. Held-out text never enters a cycle (holdout.py decides before anything is encoded).
+stream. Held-out text never enters a cycle (it is decided before anything is encoded).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Validation of a data line: its held-out text collected, cut into rows of every length, and read again.
 
-`make_heldout` collects the streams (heldout.py) and cuts rows again whose record is lost; `cut_rows` pins the
-rows of one length (heldout_rows.py); `extend_heldout` does both for new sources; `load_rows` is what training
+`make_heldout` collects the streams (streams.py) and cuts rows again whose record is lost; `cut_rows` pins the
+rows of one length (rows.py); `extend_heldout` does both for new sources; `load_rows` is what training
 reads.
 """
 

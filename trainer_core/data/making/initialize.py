@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from trainer_core.data.files.places import Surroundings
 from trainer_core.data.hub.waiting import Patience
 from trainer_core.data.making.calibration import (
     SourceCalibration,
@@ -23,6 +22,7 @@ from trainer_core.data.making.calibration import (
 from trainer_core.data.making.init_report import InitReport
 from trainer_core.data.making.overlap import overlaps
 from trainer_core.data.making.pin import PinnedSource, Pinning
+from trainer_core.data.making.places import Surroundings
 from trainer_core.data.recipe.schema import SEED_LIMIT, Recipe, SourceRecipe, dump_recipe, load_recipe
 from trainer_core.data.sources import (
     MAX_SEGMENTS,

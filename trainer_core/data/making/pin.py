@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from trainer_core.data.files.places import Listed, Place, Surroundings, place_of
 from trainer_core.data.making.calibrate import Conditions, calibrate_stratum
 from trainer_core.data.making.calibration import SourceCalibration, StratumCalibration
+from trainer_core.data.making.places import Listed, Place, Surroundings, place_of
 from trainer_core.data.recipe.schema import SourceRecipe
 from trainer_core.data.sources import SourceFile, SourceSpec, Stratum, TextRule
 from trainer_core.data.text.read import check_file

@@ -16,12 +16,12 @@ from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from trainer_core.data.files.downloads import Downloads
 from trainer_core.data.prepare.disk_bound import RAW_BUDGET_BYTES
+from trainer_core.data.prepare.downloads import Downloads
 from trainer_core.data.prepare.file_steps import Ended, FileKey, FileStep, Report
+from trainer_core.data.prepare.pool import Here, Tokenizers, Workers
 from trainer_core.data.prepare.slots import Slots
 from trainer_core.data.tokens.open_files import OpenFiles
-from trainer_core.data.tokens.pool import Here, Tokenizers, Workers
 from trainer_core.errors import Leaving, Refused
 from trainer_core.host import load_host
 

@@ -25,9 +25,9 @@ from trainer_core.data.plan.order import permutation
 from trainer_core.data.plan.state import DocEnds
 from trainer_core.data.sources import DataLine, SourceFile
 from trainer_core.data.text.documents import Damaged
-from trainer_core.data.text.reading import Reading
 from trainer_core.data.tokens.encode import Encoder, check_library, read_tokenizer
 from trainer_core.data.tokens.fingerprints import hashes_path
+from trainer_core.data.tokens.reading import Reading
 from trainer_core.data.tokens.shards import Shard, ShardWriter, check_seal, read_shard
 from trainer_core.data.tokens.spool import Spool
 from trainer_core.errors import DiskFull, Refused, disk_full

@@ -116,7 +116,7 @@ class Workers:
         self._count = count
         self._lock_fd = lock_fd
         self._started = started
-        self._command = [sys.executable, "-m", "trainer_core.data.tokens.worker"]
+        self._command = [sys.executable, "-m", "trainer_core.data.prepare.worker"]
         self._command += [str(root), str(os.getpid()), str(slots)]
         self._workers: list[_Worker] = []
         self._deaths: dict[FileKey, int] = {}

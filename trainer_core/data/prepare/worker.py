@@ -1,4 +1,4 @@
-"""Process entry of a tokenizer: `python -m trainer_core.data.tokens.worker DATA_LINE PARENT_PID SLOTS`.
+"""Process entry of a tokenizer: `python -m trainer_core.data.prepare.worker DATA_LINE PARENT_PID SLOTS`.
 
 Reads `[source, path]` lines, tokenizes one file after the other under a slot of the host, and answers each
 with JSON lines: `{"started": true}` once it has a slot, then `{"done": true}` or `{"code", "problems"}` of an
