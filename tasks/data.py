@@ -196,6 +196,6 @@ tokenize = _step_task("tokenize")
 )
 def delete(work: Path, cycle: int) -> bool:
     """Remove a trained cycle's shards; what fails here is found by the next run. Quick, so it runs here."""
-    from trainer_core.data.prepare.preparer import CyclePreparer
+    from trainer_core.data.prepare.sweep import delete_shards
 
-    return CyclePreparer(work).delete_cycle(cycle)
+    return delete_shards(DataPaths(work), cycle, consumed=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from tasks.artifacts import Pages
 from tasks.data import StepCommand
 from trainer_core.line.cycles import LineFacts
+from trainer_core.line.files import stamp
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.supervise.session import Session
 
@@ -31,21 +32,13 @@ class CachedFacts:
         """The facts now; `fresh` reads them in any case."""
         from trainer_core.ops.facts import read_facts
 
-        seen = tuple(_stamp(path) for path in self._watched)
+        seen = tuple(stamp(path) for path in self._watched)
         facts = self._facts
         late = time.monotonic() - self._when > _FULL_LOOK_SECONDS
         if facts is None or fresh or late or seen != self._seen:
             facts = read_facts(self._paths.root, self._cycles)
             self._facts, self._seen, self._when = facts, seen, time.monotonic()
         return facts
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.faults import count_operations, run_killed
-from tests.tools.hub import running_hub
+from tests.tools.hub import hub_in_use
 from tests.tools.hub_case import LARGE, HubCase
 from trainer_core.data.hub.transfer import remove_download
 
@@ -30,9 +30,7 @@ def _absent(case: HubCase) -> None:
 def test_a_download_killed_anywhere_is_finished_by_the_next(
     before: Callable[[HubCase], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with hub_in_use(monkeypatch) as hub:
         case = HubCase(hub, tmp_path / "incoming")
         case.fetch()  # from here on the folders are there
         before(case)

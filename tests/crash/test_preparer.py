@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.faults import count_operations, run_alone, run_killed
-from tests.tools.hub import running_hub
+from tests.tools.hub import hub_in_use
 from tests.tools.hub_lines import QUICK, on_hub
 from tests.tools.tiny_data import disk_line, published_bytes
 from trainer_core.data.prepare.files import Effort
@@ -57,8 +57,7 @@ class Stage:
 @pytest.fixture(params=["folder", "hub"])
 def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     work = disk_line(tmp_path, cycle_tokens=4000, files=8)
-    with running_hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with hub_in_use(monkeypatch) as hub:
         if request.param == "hub":
             on_hub(hub, work)
         first = Stage(request.param, work, 0).preparer()

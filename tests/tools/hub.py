@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import ThreadingHTTPServer
 
+import pytest
+
 from tests.tools.hub_answers import Answers
 
 
@@ -197,6 +199,16 @@ def running_hub(*, page_size: int = 50, redirect: bool = False) -> Iterator[Hub]
     finally:
         if not hub.is_away:
             hub.away()
+
+
+@contextmanager
+def hub_in_use(patch: pytest.MonkeyPatch, *, page_size: int = 50, redirect: bool = False) -> Iterator[Hub]:
+    """A running hub that this process's downloads go to, whatever the environment names."""
+    with running_hub(page_size=page_size, redirect=redirect) as hub:
+        patch.setenv("HF_ENDPOINT", hub.url)
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_HOME"):
+            patch.delenv(name, raising=False)
+        yield hub
 
 
 def wait_until(condition: object, *, seconds: float = 30.0) -> None:

@@ -7,6 +7,8 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.tools.hub import Hub
 from tests.tools.hub_lines import QUICK, pinned_files
 from trainer_core.data.hub.api import fetch_to
@@ -17,6 +19,8 @@ LARGE = random.Random(0).randbytes(300_000)
 """Kept by sha256, as large files are."""
 SMALL = b'{"text": "small"}\n'
 """Kept by git's blob sha1."""
+both_ways = pytest.mark.parametrize("case", [False, True], indirect=True, ids=["direct", "redirected"])
+"""Runs a test with a hub that sends files itself, and with one that redirects to a storage."""
 FILES = {"data/large.parquet": LARGE, "data/small.jsonl": SMALL, "data/empty.txt": b""}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from trainer_core.data.plan.order import permutation
 from trainer_core.data.records import read_record
 from trainer_core.errors import Refused
-from trainer_core.line.files import sha256_json
+from trainer_core.line.files import sha256_json, stamp
 from trainer_core.line.paths import DataPaths
 
 FORMAT = "data/1"
@@ -351,13 +351,9 @@ class DataLine:
         return sha256_json(value)
 
 
-def last_written(root: Path) -> tuple[int, int] | None:
+def last_written(root: Path) -> tuple[int, int, int] | None:
     """Which data.json is there, or None: another answer means that the recipe may have grown."""
-    try:
-        found = DataPaths(root).data.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+    return stamp(DataPaths(root).data)
 
 
 def load_data_line(root: Path) -> DataLine:

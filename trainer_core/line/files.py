@@ -39,6 +39,15 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does, or a folder's names; None when it cannot be looked at."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
 def fsync_dir(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

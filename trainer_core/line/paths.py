@@ -146,5 +146,13 @@ class DataPaths:
         return self.root / "open"
 
     @property
+    def incoming(self) -> Path:
+        return self.root / "incoming"
+
+    @property
+    def hashes(self) -> Path:
+        return self.root / "hashes"
+
+    @property
     def lock(self) -> Path:
         return self.root / "lock"

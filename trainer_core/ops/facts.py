@@ -6,7 +6,6 @@ changed. Whether a manifest belongs to its data line is asked by those who plan 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from trainer_core.data.plan.manifest import read_manifest
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.config import load_run
 from trainer_core.line.cycles import LineFacts, token_span
-from trainer_core.line.files import iterate_jsonl
+from trainer_core.line.files import iterate_jsonl, stamp
 from trainer_core.line.paths import DataPaths, LinePaths
 
 NOTHING_TO_DO = "everything asked for is trained already; nothing was changed"
@@ -26,16 +25,6 @@ _KEPT = 64
 """Files whose values are remembered."""
 
 T = TypeVar("T")
-Stamp = tuple[int, int, int]
-
-
-def _stamp(path: Path) -> Stamp | None:
-    """What changes when a file does, or a folder's names; None when it is not there."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 class _Remembered(Generic[T]):
@@ -105,7 +94,7 @@ def read_facts(line: Path, target: int | None, *, ahead: int = 1) -> LineFacts:
         half_deleted=frozenset(
             int(n.removesuffix(".deleted")) for n in names if n.endswith(".deleted") and n[:6].isdigit()
         ),
-        downloaded=_DOWNLOADED(data.cycles_log, _stamp(data.cycles_log)),
+        downloaded=_DOWNLOADED(data.cycles_log, stamp(data.cycles_log)),
         ends={
             cycle: planned.end
             for cycle in range(current, current + ahead + 1)
@@ -122,8 +111,8 @@ def _look(data: DataPaths, cycle: int) -> _Planned | None:
     A shard that goes changes its segment's folder, and a segment that goes the cycle's.
     """
     path, folder = data.manifest(cycle), data.cycle(cycle)
-    manifest = _stamp(path)
+    manifest = stamp(path)
     if manifest is None:
         return None
     segments = sorted(folder.iterdir()) if folder.is_dir() else []
-    return _MANIFESTS(path, (manifest, _stamp(folder), *map(_stamp, segments)))
+    return _MANIFESTS(path, (manifest, stamp(folder), *map(stamp, segments)))

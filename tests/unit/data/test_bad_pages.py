@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tools.hub import Hub, running_hub
+from tests.tools.hub import Hub, hub_in_use
 from tests.tools.hub_lines import QUICK, pinned_files
 from tests.tools.tiny_data import disk_line
 from tests.unit.data.inputs import json_lines, zstd
@@ -63,9 +63,7 @@ BAD = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with hub_in_use(monkeypatch) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.disk_watch import watching
-from tests.tools.hub import Hub, running_hub
+from tests.tools.hub import Hub, hub_in_use
 from tests.tools.hub_lines import QUICK, on_hub
 from tests.tools.made_line import SHARES, write_recipe, write_sources
 from tests.tools.tiny_data import disk_line, published_bytes, register, write_byte_tokenizer
@@ -28,10 +28,7 @@ from trainer_core.line.paths import DataPaths
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
+    with hub_in_use(monkeypatch) as running:
         yield running
 
 

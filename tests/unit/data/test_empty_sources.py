@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tools.hub import running_hub
+from tests.tools.hub import hub_in_use
 from tests.unit.data.inputs import EOS, MARKERS, byte_tokenizer, dump, json_lines, write, write_recipe, zstd
 from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.tokens.holdout import is_held_out
@@ -81,8 +81,7 @@ def test_a_folder_without_documents(tmp_path: Path, kind: str, position: int) ->
 def test_a_repository_without_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    with running_hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with hub_in_use(monkeypatch) as hub:
         hub.commit("own/er", {f"data/{path.name}": path.read_bytes() for path in CASES.iterdir()})
         (problem,) = problems(tmp_path, {"repo": "own/er", "text": {"column": "text"}}, position)
     assert problem.startswith("source 'void': own/er at ") and "its 3 files hold no documents" in problem

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.inputs import write
-from trainer_core.data.files.folder import list_folder, pin_files, stratum_of, verify_file
+from trainer_core.data.files.folder import list_folder, pin_files, verify_file
+from trainer_core.data.files.listing import stratum_of
 from trainer_core.errors import Refused
 
 

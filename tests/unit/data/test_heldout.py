@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.hub import running_hub
+from tests.tools.hub import hub_in_use
 from tests.tools.hub_lines import on_hub
 from tests.tools.made_line import prepare, write_recipe, write_sources
 from tests.tools.tiny_data import ROW_LENGTH, disk_line, register, write_byte_tokenizer
@@ -195,8 +195,7 @@ def test_files_of_a_hub_are_downloaded_one_by_one_and_do_not_stay(
     )
     make_heldout(work)
     expected = heldout_files(work)
-    with running_hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with hub_in_use(monkeypatch) as hub:
         on_hub(hub, other)
         here = OpenFiles(other, load_data_line(other)).sources
         first = load_data_line(other).source("code").files[0].path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.hub import Hub, running_hub, wait_until
+from tests.tools.hub import Hub, hub_in_use, wait_until
 from tests.tools.hub_answers import git_sha1
 from tests.tools.hub_lines import ALERT, QUICK
 from trainer_core.data.hub.api import list_files, pointers, resolve
@@ -24,10 +24,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub(page_size=2) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
+    with hub_in_use(monkeypatch, page_size=2) as running:
         yield running
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.hub import running_hub
-from tests.tools.hub_case import FILES, LARGE, REPO, SMALL, HubCase
+from tests.tools.hub import hub_in_use
+from tests.tools.hub_case import FILES, LARGE, REPO, SMALL, HubCase, both_ways
 from tests.tools.hub_lines import ALERT, QUICK
 from trainer_core.data.hub.api import fetch_to
 from trainer_core.data.hub.transfer import part_of
@@ -20,14 +20,8 @@ from trainer_core.errors import Refused
 def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[HubCase]:
-    with running_hub(redirect=getattr(request, "param", False)) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_HOME"):
-            monkeypatch.delenv(name, raising=False)
+    with hub_in_use(monkeypatch, redirect=getattr(request, "param", False)) as hub:
         yield HubCase(hub, tmp_path / "incoming")
-
-
-both_ways = pytest.mark.parametrize("case", [False, True], indirect=True, ids=["direct", "redirected"])
 
 
 @both_ways

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.tools.hub import running_hub, wait_until
-from tests.tools.hub_case import LARGE, REPO, SMALL, HubCase, size_of
+from tests.tools.hub import hub_in_use, wait_until
+from tests.tools.hub_case import LARGE, REPO, SMALL, HubCase, both_ways, size_of
 from tests.tools.hub_lines import ALERT, QUICK
 from tests.tools.small_disk import fill, small_disk
 from trainer_core.data.hub import process as hub_process
@@ -30,14 +30,8 @@ from trainer_core.line.files import read_jsonl
 def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[HubCase]:
-    with running_hub(redirect=getattr(request, "param", False)) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_HOME"):
-            monkeypatch.delenv(name, raising=False)
+    with hub_in_use(monkeypatch, redirect=getattr(request, "param", False)) as hub:
         yield HubCase(hub, tmp_path / "incoming")
-
-
-both_ways = pytest.mark.parametrize("case", [False, True], indirect=True, ids=["direct", "redirected"])
 
 
 def test_other_files_go_on_while_one_waits(case: HubCase) -> None:

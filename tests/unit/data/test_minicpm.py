@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.tools.disk_watch import watching
-from tests.tools.hub import Hub, running_hub
+from tests.tools.hub import Hub, hub_in_use
 from tests.tools.made_line import prepare
 from tests.tools.minicpm_hub import FIM, MATH, serve, write_tokenizer
 from tests.tools.tiny_data import register
@@ -30,10 +30,7 @@ QUICK = Patience(first_seconds=0.01, longest_seconds=0.02, watchdog_seconds=5, p
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Hub, dict[str, str]]]:
-    with running_hub(page_size=7) as hub, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_ENDPOINT", hub.url)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            patch.delenv(name, raising=False)
+    with pytest.MonkeyPatch.context() as patch, hub_in_use(patch, page_size=7) as hub:
         yield hub, serve(hub)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.hub import Hub, running_hub
+from tests.tools.hub import Hub, hub_in_use
 from tests.unit.data.inputs import EOS, MARKERS, byte_tokenizer, dump, json_lines, write_recipe
 from trainer_core.data.hub.waiting import Patience
 from trainer_core.data.making.init_report import InitReport
@@ -22,8 +22,7 @@ GLOB = "data/en/*/*.jsonl"
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     (tmp_path / "tokenizer.json").write_bytes(dump(byte_tokenizer()))
-    with running_hub(page_size=3) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
+    with hub_in_use(monkeypatch, page_size=3) as running:
         yield running
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_core.data.files.folder import suffix_of
+from trainer_core.data.files.listing import suffix_of
 from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.sample import build_sample
 from trainer_core.data.sample.catalog import CATALOG, SourcePlan, StratumPlan

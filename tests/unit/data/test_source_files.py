@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.hub import Hub, running_hub
+from tests.tools.hub import Hub, hub_in_use
 from tests.tools.hub_lines import QUICK, on_hub, pinned_files
 from tests.tools.tiny_data import disk_line
 from trainer_core.data.files.folder import pin_files, verify_file
@@ -31,10 +31,7 @@ POINTERS = ("part-00000.parquet", "part-00001.jsonl")
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
+    with hub_in_use(monkeypatch) as running:
         yield running
 
 

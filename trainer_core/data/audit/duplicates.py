@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer_core.data.tokens.fingerprints import SAMPLED_PART, SUFFIX
 from trainer_core.line.paths import DataPaths
-
-SAMPLED_PART = 256
-SUFFIX = ".u64"
 
 Hashes = NDArray[np.uint64]
 
@@ -44,7 +42,7 @@ class Repeated:
 
 def repeated(paths: DataPaths) -> dict[str, Repeated]:
     """By source, for every source that has sampled hashes."""
-    root = paths.root / "hashes"
+    root = paths.hashes
     by_source: dict[str, list[Hashes]] = {}
     for path in sorted(root.rglob("*" + SUFFIX)):
         by_source.setdefault(path.relative_to(root).parts[0], []).append(_read(path))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainer_core.data.files.listing import Glob, Listing, nearby, sort_out, strata_of, stratum_of, suffix_of
+from trainer_core.data.files.listing import Glob, Listing, nearby, sort_out, strata_of
 from trainer_core.data.files.pinned_file import difference, refuse_pointer
 from trainer_core.data.sources import SourceFile, StratumRule
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_file
-
-__all__ = ["list_folder", "pin_files", "stratum_of", "suffix_of", "verify_file"]
 
 
 def list_folder(folder: Path, glob: str) -> Listing:

@@ -33,7 +33,7 @@ def suffix_of(path: str | Path) -> str | None:
 
 def why_ignored(path: str) -> str:
     """Why a listed path is no file of its source."""
-    if any(part.startswith((".", "_")) for part in path.split("/")):
+    if _is_hidden(path):
         return "hidden: a part of its name begins with . or _"
     return "empty" if suffix_of(path) else "no reader for this ending"
 

@@ -35,7 +35,7 @@ class SourceFiles:
         patience: Patience = _PATIENCE,
     ) -> None:
         self._events = paths.events
-        self._incoming = paths.root / "incoming"
+        self._incoming = paths.incoming
         self._leaving = leaving
         self._say = say
         self._patience = patience
@@ -76,9 +76,16 @@ class SourceFiles:
             remove_download(target)
             _remove_empty(target.parent, self._incoming)
 
+    def is_held(self, source: str, path: str) -> bool:
+        """Whether a download of the file lies here, whole or in part."""
+        target = self._target(source, path)
+        return self.is_hub(source) and any(
+            place.exists() for place in (target, part_of(target), stage_of(target))
+        )
+
     def held(self) -> list[tuple[str, str]]:
         """(source, path) of every download that lies here, whole or in part, sorted."""
-        return [key for key in sorted(self._files) if self.is_hub(key[0]) and self._is_held(*key)]
+        return [key for key in sorted(self._files) if self.is_held(*key)]
 
     def held_bytes(self) -> int:
         """Bytes on disk of all downloads, whole or in part."""
@@ -110,10 +117,6 @@ class SourceFiles:
 
     def _target(self, source: str, path: str) -> Path:
         return self._incoming / source / path
-
-    def _is_held(self, source: str, path: str) -> bool:
-        target = self._target(source, path)
-        return any(place.exists() for place in (target, part_of(target), stage_of(target)))
 
 
 def _remove_empty(folder: Path, top: Path) -> None:

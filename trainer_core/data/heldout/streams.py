@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from trainer_core.data.plan.streams import file_order
 from trainer_core.data.records import read_record
 from trainer_core.data.sources import DataLine, SourceSpec
-from trainer_core.data.text.documents import Document
+from trainer_core.data.text.documents import Document, document_text
 from trainer_core.data.text.read import iter_documents
-from trainer_core.data.tokens.holdout import is_held_out
+from trainer_core.data.tokens.holdout import Holdout
 from trainer_core.data.tokens.shards import Shard, hash_shard, read_shard, write_shard
 from trainer_core.errors import Refused
 from trainer_core.line.files import publish, sha256_json, write_json
@@ -216,7 +216,7 @@ def _make_stream(
             break
         num_files += 1
         walked += files.sources.pinned(spec.name, path).size
-        was_here = (spec.name, path) in files.sources.held()
+        was_here = files.sources.is_held(spec.name, path)
         for ids in _heldout_ids(spec, path, files):
             documents.append(ids)
             held += len(ids)
@@ -241,9 +241,10 @@ def _make_stream(
 def _heldout_ids(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[NDArray[Any]]:
     """The held-out documents of a file, encoded."""
     encoder = files.encoder(spec.name)
+    holdout = Holdout(identity=spec.identity, fraction=spec.heldout)
     batch: list[Document] = []
     for document in iter_documents(files.sources.fetch(spec.name, path), spec.text, markers=spec.markers):
-        if is_held_out(document, identity=spec.identity, fraction=spec.heldout):
+        if holdout.holds(document_text(document).encode("utf-8")):
             batch.append(document)
         if len(batch) == _BATCH:
             yield from encoder.encode(batch, where=path)

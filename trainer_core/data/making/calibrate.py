@@ -19,7 +19,7 @@ from trainer_core.data.sources import SourceFile, TextRule
 from trainer_core.data.text.documents import Document, ReadCounts, document_text
 from trainer_core.data.text.read import iter_documents, resolve_rule
 from trainer_core.data.tokens.encode import Encoder
-from trainer_core.data.tokens.holdout import is_held_out
+from trainer_core.data.tokens.holdout import Holdout
 
 _SAMPLED_FIRST = 64 << 10
 _SAMPLED_PART = 64
@@ -98,13 +98,15 @@ def _measure(
     counts = ReadCounts()
     documents = heldout_documents = text_bytes = trained_bytes = longest_bytes = 0
     sample = _Sample(under.encoder, f"{path} (calibration sample)")
+    holdout = Holdout(identity=under.identity, fraction=under.heldout)
     for document in iter_documents(path, rule, counts, under.encoder.markers):
         text = document_text(document)
-        size = len(text.encode("utf-8"))
+        data = text.encode("utf-8")
+        size = len(data)
         documents += 1
         text_bytes += size
         longest_bytes = max(longest_bytes, size)
-        if is_held_out(text, identity=under.identity, fraction=under.heldout):
+        if holdout.holds(data):
             heldout_documents += 1
         else:
             trained_bytes += size

@@ -146,7 +146,7 @@ def start_pinning(
 def clear_unfinished(paths: DataPaths) -> None:
     """Nothing is left of making the line but its records."""
     (paths.root / UNFINISHED).unlink(missing_ok=True)
-    shutil.rmtree(paths.root / "incoming", ignore_errors=True)
+    shutil.rmtree(paths.incoming, ignore_errors=True)
 
 
 def pin_sources(

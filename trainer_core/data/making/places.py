@@ -98,7 +98,7 @@ class HubPlace:
         self._commit = ""
         self._source = source
         self._around = around
-        self._incoming = around.paths.root / "incoming" / name
+        self._incoming = around.paths.incoming / name
 
     def pin(self) -> Listed:
         """Pin the commit that the revision stands for, and list it."""

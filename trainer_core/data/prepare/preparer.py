@@ -85,11 +85,9 @@ class CyclePreparer:
         """Read data.json and make everything that is for this data line."""
         self._written = last_written(self.paths.root)
         self.line = load_data_line(self.paths.root)
-        self.files = OpenFiles(self.paths.root, self.line)
         stop = Event()
-        self.files.sources = SourceFiles(
-            self.paths, self.line, leaving=stop, say=self._say, patience=self._patience
-        )
+        sources = SourceFiles(self.paths, self.line, leaving=stop, say=self._say, patience=self._patience)
+        self.files = OpenFiles(self.paths.root, self.line, sources)
         self._work = FileWork(
             self.paths.root,
             self.files,

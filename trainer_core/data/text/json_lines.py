@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from trainer_core.data.files.folder import suffix_of
+from trainer_core.data.files.listing import suffix_of
 from trainer_core.data.text.documents import Damaged, Element
 from trainer_core.data.text.elements import JsonElements
 from trainer_core.errors import Refused

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_core.data.files.folder import suffix_of
+from trainer_core.data.files.listing import suffix_of
 from trainer_core.data.sources import TextRule
 from trainer_core.data.text import json_lines, parquet, parquet_lists
 from trainer_core.data.text.documents import Document, Element, Raw, ReadCounts, clean_text, is_blank

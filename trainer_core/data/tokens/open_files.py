@@ -126,7 +126,7 @@ class OpenFiles:
 
     def on_disk(self) -> list[tuple[str, str]]:
         """(source, path) of every tokenized file; leftovers of a killed process are removed on the way."""
-        for temporary in (self._paths.root / "hashes").rglob(f".*{_TEMPORARY}"):
+        for temporary in self._paths.hashes.rglob(f".*{_TEMPORARY}"):
             temporary.unlink(missing_ok=True)
         found = []
         for spec in self._line.sources:
