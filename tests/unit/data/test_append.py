@@ -162,3 +162,11 @@ def test_an_interrupted_append_leaves_the_line_and_is_run_again(
     append_recipe(work, recipe)
     prepare(work, 2)
     assert verify_data_line(work).ok
+
+
+def test_files_downloaded_ahead_for_the_line_stay(work: Path) -> None:
+    ahead = DataPaths(work).incoming / "code" / "t0" / "f0.parquet"
+    ahead.parent.mkdir(parents=True)
+    ahead.write_bytes(b"downloaded for the next cycle")
+    append_recipe(work, write_recipe(work.parent, (0, SHARES), (2, LATER)))
+    assert ahead.read_bytes() == b"downloaded for the next cycle"

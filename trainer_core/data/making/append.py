@@ -103,7 +103,8 @@ def append_recipe(
         added = grown.pieces[len(line.pieces) :]
         if added:
             _write(paths, grown, chosen, recipe, calibration_to_json(calibration))
-        clear_unfinished(paths)
+        # What lies beside it was downloaded ahead for the line's next cycle.
+        clear_unfinished(paths, *(paths.incoming / name for name in new))
         report = InitReport(
             work=str(paths.root),
             line=grown,

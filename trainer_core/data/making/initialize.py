@@ -100,7 +100,7 @@ def init_data_line(
         write_json(paths.recipe, dump_recipe(chosen.model_copy(update={"seed": seed})))
     write_json(paths.calibration, calibration_to_json(calibration))
     write_json(paths.data, line.to_json())
-    clear_unfinished(paths)
+    clear_unfinished(paths, paths.incoming)
     return InitReport(
         work=str(work),
         line=line,
@@ -143,10 +143,11 @@ def start_pinning(
     )
 
 
-def clear_unfinished(paths: DataPaths) -> None:
-    """Nothing is left of making the line but its records."""
+def clear_unfinished(paths: DataPaths, *downloads: Path) -> None:
+    """Nothing is left of pinning but the records; `downloads` are the folders that it downloaded to."""
     (paths.root / UNFINISHED).unlink(missing_ok=True)
-    shutil.rmtree(paths.incoming, ignore_errors=True)
+    for folder in downloads:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pin_sources(
