@@ -3,15 +3,19 @@
 Never compares wall time: the machine may be shared. Alternation spreads what disturbs the machine for a
 while over all of them, and the best round is the one that was disturbed least. CPU seconds are those of this
 process with its threads, and of the children that it waited for.
+
+Contenders that allocate much disturb each other's heap: each of them may have a process that lasts through
+all rounds (`Lasting`), as each has in use.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import resource
-import traceback
+import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 
 def cpu_seconds() -> float:
@@ -40,27 +44,29 @@ def contest(
     return best
 
 
-def apart(call: Callable[[], object]) -> Callable[[], None]:
-    """The same call in a forked child: every round finds the memory as it was before any of them.
+class Lasting:
+    """A contender in a forked process of its own, which keeps its heap and caches between rounds."""
 
-    Else what ran before decides how the allocator finds room for calls that allocate much.
-    """
+    def __init__(self, call: Callable[[str], object]) -> None:
+        self._pipe, theirs = get_context("fork").Pipe()
+        self._child = get_context("fork").Process(target=_serve, args=(call, theirs), daemon=True)
+        self._child.start()
+        theirs.close()
 
-    def run() -> None:
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                call()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert status == 0, "the call failed in its child"
+    def __call__(self, argument: str) -> float:
+        """Run one round there; the CPU seconds that it took. Raises EOFError when the call failed."""
+        self._pipe.send(argument)
+        seconds: float = self._pipe.recv()
+        return seconds
 
-    return run
+
+def _serve(call: Callable[[str], object], pipe: Connection) -> None:
+    while True:
+        argument = pipe.recv()
+        gc.collect()
+        start = time.process_time()
+        call(argument)
+        pipe.send(time.process_time() - start)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

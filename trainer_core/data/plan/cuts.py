@@ -7,12 +7,17 @@ document. All strata of a source are cut at once: they are laid end to end and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise, repeat
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer_core.data.plan.state import DocEnds, DocRange
+
+_STRATUM, _PATH = itemgetter(0), itemgetter(1)
+_MAKE = partial(tuple.__new__, DocRange)
 
 
 def cut_segments(
@@ -23,9 +28,8 @@ def cut_segments(
     `shares` rise to what the last segment ends with; a stratum of t tokens is cut at t * share / last.
     """
     entries = [entry for ranges in strata for entry in ranges]
-    segments: list[list[DocRange]] = [[] for _ in shares]
     if not entries:
-        return segments
+        return [[] for _ in shares]
     ends, first_docs, starts = _laid_out(entries, counts)
     sizes = [len(ranges) for ranges in strata]
     stratum_starts = [starts[number] for number in accumulate(sizes, initial=0)]
@@ -40,16 +44,19 @@ def cut_segments(
     stops = np.append(begins[1:], len(ends))
     first, last = (begins + base[entry]).tolist(), (stops + base[entry]).tolist()
     places: Iterable[tuple[int, int, int, int]] = zip(
-        entry.tolist(), segment.tolist(), first, last, strict=True
+        segment.tolist(), entry.tolist(), first, last, strict=True
     )
-    if empty := list(_empty(entries, stratum, targets, starts, len(shares) - 1)):
-        places = sorted([*places, *empty])
-    for number, where, doc_from, doc_to in places:
-        one = entries[number]
-        segments[where].append(
-            DocRange(stratum=one.stratum, path=one.path, doc_from=doc_from, token_from=0, doc_to=doc_to)
-        )
-    return segments
+    places = sorted([*places, *_empty(entries, stratum, targets, starts, len(shares) - 1)])
+    where, whose, froms, tos = zip(*places, strict=True)
+    ranges = _ranges([entries[number] for number in whose], froms, tos)
+    bounds = np.searchsorted(where, np.arange(len(shares) + 1)).tolist()
+    return [ranges[start:end] for start, end in pairwise(bounds)]
+
+
+def _ranges(entries: Sequence[DocRange], froms: Iterable[int], tos: Iterable[int]) -> list[DocRange]:
+    """Parts of entries. A plan makes hundreds of thousands: no Python runs for any one of them."""
+    columns = zip(map(_STRATUM, entries), map(_PATH, entries), froms, repeat(0), tos)
+    return list(map(_MAKE, columns))
 
 
 def _empty(
@@ -63,7 +70,7 @@ def _empty(
     for number, one in enumerate(entries):
         if one.doc_from == one.doc_to:
             own = targets[stratum[number] * cuts : (stratum[number] + 1) * cuts]
-            yield number, int(own.searchsorted(starts[number])), one.doc_from, one.doc_to
+            yield int(own.searchsorted(starts[number])), number, one.doc_from, one.doc_to
 
 
 def _laid_out(
