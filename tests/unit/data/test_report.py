@@ -49,7 +49,11 @@ def test_shares_at_every_level(work: Path) -> None:
             assert 60 <= stratum.longest_tokens <= 80
             assert abs(stratum.deviation_documents) < 2
     text = str(report)
-    assert "cycles 0 to 3" in text and "recipe 75.0000%" in text and "longest documents" in text
+    assert (
+        "cycles 0 to 3" in text
+        and "recipe 75.0000%" in text
+        and "(longest document of the file measured at init: " in text
+    )
 
 
 def test_counts_of_files_and_cycles(work: Path) -> None:

@@ -42,7 +42,7 @@ class StratumReport:
 
     @property
     def deviation_documents(self) -> float:
-        """The deviation in longest documents."""
+        """The deviation in longest documents of the measured file; another file may have a longer one."""
         return self.deviation_tokens / self.longest_tokens
 
 
@@ -265,6 +265,7 @@ def _source_lines(report: SourceReport) -> list[str]:
     for s in report.strata:
         lines.append(
             f"    {s.stratum}: {s.tokens:,} tokens, {s.taken:.3%}; share {s.share:.3%}, "
-            f"{s.deviation_tokens:+,.0f} tokens = {s.deviation_documents:+.2f} longest documents"
+            f"{s.deviation_tokens:+,.0f} tokens (longest document of the file measured at init: "
+            f"{s.longest_tokens:,})"
         )
     return lines
