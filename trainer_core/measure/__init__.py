@@ -1,0 +1,1 @@
+"""Measuring what an engine does on this machine, beside what the hardware allows."""
