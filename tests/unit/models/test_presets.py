@@ -9,7 +9,13 @@ import torch
 from trainer_core.models.presets import PRESETS
 from trainer_core.models.registry import build
 
-COUNTS = {"llama-20m": 20_403_520, "llama-50m": 48_507_392, "llama-90m": 91_605_120}
+COUNTS = {
+    "llama-20m": 20_403_520,
+    "llama-50m": 48_507_392,
+    "llama-90m": 91_605_120,
+    "llama-150m": 152_006_400,
+    "llama-1p3b": 1_279_887_360,
+}
 SETTINGS = {
     "row_length",
     "tokens_per_update",
