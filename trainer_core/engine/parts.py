@@ -24,7 +24,7 @@ Shape = tuple[int, int]
 ModelLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Inputs and targets [R, L] to the loss summed over the targets, and their number."""
 
-LOSS_SCALE, CLIP, BETA1, BETA2, EPS, GROUPS = range(6)
+LOSS_SCALE, CLIP, BETA1, BETA2, EPS, EMA, GROUPS = range(7)
 """Places in the scalar block; from GROUPS on rate and decay of each group."""
 
 
@@ -76,12 +76,12 @@ class StepParts:
 
     def micro(self, shape: Shape) -> Part:
         """Forward and backward of a micro-batch: adds to G and to the loss sum."""
-        constants = (self.input(shape), self.scalars, self._state.P)
+        constants = (self.input(shape), self.scalars, *self._weights())
         return self._part(("micro", *shape), partial(self._micro, shape), *constants)
 
     def evaluate(self, shape: Shape) -> Part:
         """Forward alone, into `eval_sum`."""
-        constants = (self.input(shape), self._state.P, self._state.G)
+        constants = (self.input(shape), *self._weights(), self._state.G)
         return self._part(("evaluate", *shape), partial(self._evaluate, shape), *constants)
 
     def norm(self) -> Part:
@@ -99,6 +99,10 @@ class StepParts:
     def update(self) -> Part:
         """AdamW over the own range; zeroes G there."""
         return self._part("update", self._update, self.scalars)
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        """What a forward pass may only read."""
+        return (self._state.P,) if self._state.W is None else (self._state.P, self._state.W)
 
     def _static(self, size: int) -> Tensor:
         return torch.zeros(size, device=self._state.device, dtype=torch.float64)
@@ -160,7 +164,14 @@ class StepParts:
             part = slice(max(group.start, self._owned[0]), min(group.end, self._owned[1]))
             if part.start >= part.stop:
                 continue
-            buffers = adamw.Buffers(P=state.P[part], G=state.G[part], M=state.M[part], V=state.V[part])
+            buffers = adamw.Buffers(
+                P=state.P[part],
+                G=state.G[part],
+                M=state.M[part],
+                V=state.V[part],
+                E=None if state.E is None else state.E[part],
+                W=None if state.W is None else state.W[part],
+            )
             coefficients = adamw.Coefficients(
                 lr=block[GROUPS + 2 * i],
                 weight_decay=block[GROUPS + 2 * i + 1],
@@ -171,5 +182,6 @@ class StepParts:
                 products=state.beta_products,
                 applied=state.counters[0],
                 ok=norm.ok[0],
+                ema_weight=None if state.E is None else block[EMA],
             )
             self._optimizer(buffers, coefficients)

@@ -50,6 +50,8 @@ class UpdateScalars:
     """Decay of the second moment."""
     eps: float = 1e-8
     """Added to the root of the second moment."""
+    ema_weight: float = 1.0
+    """Weight of the new parameters in their moving average, where there is one; 1 makes it equal to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ class Step:
         self._results = Download(backend, self._parts.report, UNREAD)
         self._counts: deque[int] = deque()
 
+    @property
+    def backend(self) -> GraphBackend:
+        """What it asks the device through: copies of the state go through it too, to be in order."""
+        return self._backend
+
     def prepare(self, micro: Sequence[Shape], evaluations: Sequence[Shape] = ()) -> None:
         """Records every part for micro-batches and evaluations of (rows, row length), if it is not yet."""
         with self._backend.active():
@@ -129,7 +136,9 @@ class Step:
             self._state.assert_bound()
             self._take_norm()
             self._backend.replay("update")
-            self._collective.all_gather(self._state.P)
+            for weights in (self._state.P, self._state.W):
+                if weights is not None:
+                    self._collective.all_gather(weights)
             self._results.push()
         self._counts.append(count)
 
@@ -210,7 +219,7 @@ class Step:
 
     def _block(self, s: UpdateScalars, count: int) -> Tensor:
         """The scalar block of `parts`, in its order."""
-        values = [1 / count, s.clip, s.beta1, s.beta2, s.eps]
+        values = [1 / count, s.clip, s.beta1, s.beta2, s.eps, s.ema_weight]
         for group in self._state.layout.groups:
             values += [s.lr * group.lr_mult, s.weight_decay if group.decay else 0.0]
         return torch.tensor(values, dtype=torch.float64)

@@ -21,7 +21,8 @@ def update_cpu(b: Buffers, c: Coefficients) -> None:
         _fused_update(b, c)
         if b.E is not None:
             assert c.ema_weight is not None, "a moving average without its weight"
-            b.E.lerp_(b.P, float(c.ema_weight))
+            weight = float(c.ema_weight)
+            b.E.copy_(b.P) if weight == 1 else b.E.lerp_(b.P, weight)
         if b.W is not None:
             b.W.copy_(b.P)
     _zero(b.G)

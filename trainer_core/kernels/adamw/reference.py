@@ -55,7 +55,7 @@ class Coefficients:
     ok: Tensor
     """Whether the update applies."""
     ema_weight: Tensor | None = None
-    """Weight of the new parameters in their moving average; needed where there is one."""
+    """Weight of the new parameters in their moving average, needed where there is one; 1 copies them."""
 
 
 AdamWUpdate = Callable[[Buffers, Coefficients], None]
@@ -72,7 +72,8 @@ def update_reference(b: Buffers, c: Coefficients) -> None:
     p -= m / denominator * (c.lr / (1 - c.products[0])).to(dtype)
     if b.E is not None:
         assert c.ema_weight is not None, "a moving average without its weight"
-        _select(c.ok, torch.lerp(b.E, p, c.ema_weight.to(dtype)), b.E)
+        weight = c.ema_weight.to(dtype)
+        _select(c.ok, torch.where(weight == 1, p, torch.lerp(b.E, p, weight)), b.E)
     if b.W is not None:
         _select(c.ok, p.to(b.W.dtype), b.W)
     _select(c.ok, p, b.P)

@@ -82,7 +82,8 @@ def adamw_kernel(
         tl.store(V + at, v, mask=on)
         if E is not None:
             share = tl.load(ema_weight).to(tl.float32)
-            tl.store(E + at, _lerp(tl.load(E + at, mask=on, other=0.0), p, share), mask=on)
+            mixed = _lerp(tl.load(E + at, mask=on, other=0.0), p, share)
+            tl.store(E + at, tl.where(share < 1, mixed, p), mask=on)
         if W is not None:
             tl.store(W + at, to_bfloat16(p), mask=on)
         tl.store(G + at, tl.zeros([BLOCK], tl.float32), mask=at < n)

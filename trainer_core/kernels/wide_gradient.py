@@ -1,0 +1,32 @@
+"""Where the gradients of bfloat16 parameters are summed: float32 buffers that autograd does not know.
+
+Autograd wants the gradient of a parameter in the parameter's dtype, and a sum over micro-batches in bfloat16
+would lose what is small. So each gradient that autograd makes is added to the buffer and dropped; a kernel
+that has a gradient in float32 may add it there itself and give autograd none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+_NAME = "_wide_gradient"
+
+
+def sum_gradients(param: nn.Parameter, wide: Tensor) -> Any:
+    """From here on the gradients of `param` end up in `wide`, of its shape; the handle that ends it."""
+
+    def add(param: Tensor) -> None:
+        assert param.grad is not None
+        wide.add_(param.grad)
+        param.grad = None
+
+    setattr(param, _NAME, wide)
+    return param.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+
+
+def wide_gradient(param: Tensor) -> Tensor | None:
+    """The float32 buffer that the gradient of a parameter is summed in, where it has one."""
+    wide: Tensor | None = getattr(param, _NAME, None)
+    return wide
