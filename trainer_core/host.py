@@ -23,11 +23,12 @@ class Limits(BaseModel):
 
     download: int = Field(default=4, ge=1)
     """Files downloaded at once."""
-    tokenize: int = Field(default_factory=lambda: max(1, min(8, _cores() - 1)), ge=1)
+    tokenize: int = Field(default_factory=lambda: max(1, min(8, cores() - 1)), ge=1)
     """Files tokenized at once, a process each; all cores but one, eight at most, unless set here."""
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

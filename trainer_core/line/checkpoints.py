@@ -8,10 +8,14 @@ in it is damage, not an unfinished write. Other names in the folder are not ours
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,9 @@ from trainer_core.line.paths import LinePaths
 MANIFEST = "manifest.json"
 STATE = "state.json"
 CHUNK_BYTES = 64 * 1024 * 1024
+"""Bytes under one hash of the manifest."""
+SLICE_BYTES = 16 * 1024 * 1024
+"""Most bytes of a file that are written or read at once."""
 PART_SUFFIX = ".part"
 _PUBLISHED = re.compile(r"u([0-9]+)")
 _PART = re.compile(r"u[0-9]+\.part")
@@ -99,44 +106,73 @@ def newest(paths: LinePaths) -> CheckpointInfo | None:
     return found[-1] if found else None
 
 
-def verify(path: Path) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """What the manifest says of a file."""
+
+    bytes: int
+    """Its size."""
+    chunks: tuple[str, ...]
+    """Digest of each chunk, in order."""
+    digest: str | None
+    """Digest of the whole file, where its writer took one; the chunks say as much."""
+
+
+def verify(path: Path, *, threads: int = 1) -> list[str]:
     """Compare every chunk of every file with the manifest; returns the problems, each naming its file.
 
-    Raises OSError when the files are there but cannot be read: that says nothing about their bytes.
+    Reads up to `threads` files at once, in slices. Raises OSError when the files are there but cannot be
+    read: that says nothing about their bytes.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        files, size = manifest["files"], int(manifest["chunk_bytes"])
-        hasher = getattr(hashlib, manifest["algorithm"])
-        entries = {name: (int(e["bytes"]), str(e["digest"]), list(e["chunks"])) for name, e in files.items()}
+        size, new_hash = int(manifest["chunk_bytes"]), partial(hashlib.new, str(manifest["algorithm"]))
+        new_hash()
+        entries = {
+            name: _Entry(
+                bytes=int(entry["bytes"]), chunks=tuple(map(str, entry["chunks"])), digest=entry.get("digest")
+            )
+            for name, entry in manifest["files"].items()
+        }
     except FileNotFoundError:
         return [f"{path / MANIFEST}: missing"]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         return [f"{path / MANIFEST}: unreadable ({error})"]
     if STATE not in entries:
         return [f"{path / MANIFEST}: does not list {STATE}"]
-    return [
-        problem
-        for name, entry in entries.items()
-        for problem in _verify_file(path / name, entry, size, hasher)
-    ]
+    with ThreadPoolExecutor(threads, "verify") as pool:
+        found = pool.map(lambda name: _verify_file(path / name, entries[name], size, new_hash), entries)
+        return [problem for problem in found if problem is not None]
 
 
-def _verify_file(path: Path, entry: tuple[int, str, list[str]], size: int, hasher: Any) -> list[str]:
-    length, digest, chunks = entry
-    whole = hasher()
+def _verify_file(path: Path, entry: _Entry, size: int, new_hash: Callable[[], hashlib._Hash]) -> str | None:
+    """What is wrong with a file whose chunks have `size` bytes."""
+    hashes = [new_hash()] if entry.digest is not None else []
+    buffer = memoryview(bytearray(min(SLICE_BYTES, max(entry.bytes, 1))))
     try:
-        with open(path, "rb") as file:
-            for index, expected in enumerate(chunks):
-                chunk = file.read(size)
-                whole.update(chunk)
-                if hasher(chunk).hexdigest() != expected:
-                    return [f"{path}: chunk {index} (bytes from {index * size}) does not match its digest"]
-            if file.read(1):
-                return [f"{path}: longer than the {length} bytes that were written"]
+        with open(path, "rb", buffering=0) as file:
+            for index, expected in enumerate(entry.chunks):
+                if _digest(file, size, new_hash(), hashes, buffer) != expected:
+                    return f"{path}: chunk {index} (bytes from {index * size}) does not match its digest"
+            length = file.tell()
+            if length != entry.bytes or file.read(1):
+                return f"{path}: not the {entry.bytes} bytes that were written"
     except FileNotFoundError:
-        return [f"{path}: missing"]
-    return [] if whole.hexdigest() == digest else [f"{path}: does not match its digest"]
+        return f"{path}: missing"
+    whole = hashes[0].hexdigest() if hashes else None
+    return None if whole == entry.digest else f"{path}: does not match its digest"
+
+
+def _digest(
+    file: io.FileIO, size: int, chunk: hashlib._Hash, others: Sequence[hashlib._Hash], buffer: memoryview
+) -> str:
+    """Hash the next `size` bytes of a file, or as many as it has, slice by slice; the chunk's digest."""
+    left = size
+    while left > 0 and (count := file.readinto(buffer[:left])):
+        for hasher in (chunk, *others):
+            hasher.update(buffer[:count])
+        left -= count
+    return chunk.hexdigest()
 
 
 def discard_partial(paths: LinePaths) -> list[str]:

@@ -1,7 +1,8 @@
 """Writing checkpoints beside training: a snapshot now, the files in the background, published by a rename.
 
-The snapshot buffers are allocated and touched at the start, so that a checkpoint blocks the loop only for one
-copy. A checkpoint appears whole or not at all: files, then the manifest, each fsynced; then the rename.
+A checkpoint blocks the loop only for one copy. It appears whole or not at all: files, then the manifest, each
+fsynced; then the rename. Files are written and hashed in slices out of the snapshot, so that nothing is held
+twice.
 """
 
 from __future__ import annotations
@@ -11,38 +12,38 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer_core.engine.backends.protocol import Wait
 from trainer_core.errors import DiskFull, disk_full
-from trainer_core.line.checkpoints import CHUNK_BYTES, MANIFEST, PART_SUFFIX, STATE
+from trainer_core.line.checkpoints import CHUNK_BYTES, MANIFEST, PART_SUFFIX, SLICE_BYTES, STATE
 from trainer_core.line.files import fsync_dir, publish, write_bytes
 from trainer_core.line.paths import LinePaths
+from trainer_core.train.snapshot import Host, Snapshot
 
 ALGORITHM = "blake2b"
-_SLICE_BYTES = 16 * 1024 * 1024
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 
 
-def safetensors_header(name: str, tensor: Tensor) -> bytes:
-    """Header of a safetensors file with this one flat tensor (8-byte length, JSON padded to 8 bytes)."""
-    size = tensor.numel() * tensor.element_size()
-    entry = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [0, size]}
+def safetensors_header(name: str, dtype: torch.dtype, numel: int) -> bytes:
+    """Header of a safetensors file with one flat tensor (8-byte length, JSON padded to 8 bytes)."""
+    entry = {"dtype": _DTYPES[dtype], "shape": [numel], "data_offsets": [0, numel * dtype.itemsize]}
     text = json.dumps({name: entry}, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 class _HashedFile:
-    """A file written once, hashed on the way: a digest of the whole and one per chunk."""
+    """A file written once, each chunk of it hashed on the way."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        self._whole = hashlib.new(ALGORITHM)
         self._chunk = hashlib.new(ALGORITHM)
         self._chunks: list[str] = []
         self._in_chunk = 0
@@ -51,11 +52,9 @@ class _HashedFile:
     def write(self, data: memoryview) -> None:
         """Append bytes in slices that never cross a chunk."""
         while len(data):
-            piece = data[: min(_SLICE_BYTES, CHUNK_BYTES - self._in_chunk)]
+            piece = data[: min(SLICE_BYTES, CHUNK_BYTES - self._in_chunk)]
             written = os.write(self._fd, piece)
-            piece = piece[:written]
-            self._whole.update(piece)
-            self._chunk.update(piece)
+            self._chunk.update(piece[:written])
             self._bytes += written
             self._in_chunk += written
             if self._in_chunk == CHUNK_BYTES:
@@ -73,7 +72,7 @@ class _HashedFile:
             self._close_chunk()
         os.fsync(self._fd)
         self.close()
-        return {"bytes": self._bytes, "digest": self._whole.hexdigest(), "chunks": self._chunks}
+        return {"bytes": self._bytes, "chunks": self._chunks}
 
     def close(self) -> None:
         """Close without a claim (after an error)."""
@@ -92,12 +91,25 @@ def _write_file(path: Path, *parts: memoryview) -> dict[str, Any]:
         file.close()
 
 
+def _write_tensor(path: Path, pieces: Sequence[Tensor]) -> dict[str, Any]:
+    numel = sum(piece.numel() for piece in pieces)
+    header = safetensors_header(path.stem, pieces[0].dtype, numel)
+    bodies = [memoryview(piece.numpy().data).cast("B") for piece in pieces]
+    return _write_file(path, memoryview(header), *bodies)
+
+
 def write_checkpoint(
-    paths: LinePaths, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+    paths: LinePaths,
+    update: int,
+    tensors: Mapping[str, Sequence[Tensor]],
+    state: Mapping[str, Any],
+    *,
+    threads: int = 1,
 ) -> Path:
     """Write and publish `checkpoints/u<update>`; returns it. Raises DiskFull, leaving older ones untouched.
 
-    `tensors` are flat CPU tensors by file name; `state` becomes state.json.
+    `tensors` are flat CPU tensors by file name, each in consecutive pieces; `state` becomes state.json. Up to
+    `threads` files are written and hashed at once.
     """
     final = paths.checkpoint(update)
     part = final.with_name(final.name + PART_SUFFIX)
@@ -105,11 +117,10 @@ def write_checkpoint(
         paths.checkpoints.mkdir(exist_ok=True)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        files = {}
-        for name, tensor in tensors.items():
-            header = memoryview(safetensors_header(name, tensor))
-            body = memoryview(tensor.numpy().data).cast("B")
-            files[f"{name}.safetensors"] = _write_file(part / f"{name}.safetensors", header, body)
+        places = [part / f"{name}.safetensors" for name in tensors]
+        with ThreadPoolExecutor(threads, "checkpoint-file") as pool:
+            entries = list(pool.map(_write_tensor, places, tensors.values()))
+        files = {path.name: entry for path, entry in zip(places, entries, strict=True)}
         files[STATE] = _write_file(part / STATE, memoryview(_json(state)))
         manifest = {
             "format": "checkpoint/1",
@@ -137,29 +148,32 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 class CheckpointWriter:
-    """Takes snapshots of the live tensors and writes them, one at a time, on a thread of its own."""
+    """Takes snapshots of the live tensors and writes them, one at a time, beside the loop."""
 
-    def __init__(self, paths: LinePaths, live: Mapping[str, Tensor]) -> None:
-        """`live` are the flat tensors by file name; their snapshot buffers are allocated and touched now."""
+    def __init__(self, paths: LinePaths, live: Mapping[str, Tensor], host: Host, *, threads: int = 1) -> None:
+        """`live` are the flat tensors by file name; their snapshot's memory is allocated and touched now."""
         self._paths = paths
-        self._live = live
-        self._snapshot = {
-            name: torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for name, tensor in live.items()
-        }
+        self._snapshot = Snapshot(live, host)
+        self._threads = threads
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, update: int, state: Mapping[str, Any]) -> None:
-        """Copy the live tensors and start writing; the writer must be idle (see `idle`)."""
+    def save(self, update: int, state: Mapping[str, Any], before: Callable[[], None]) -> None:
+        """Copy the live tensors and start writing; the writer must be idle (see `idle`).
+
+        `before` is called beside the loop too: what it does is done before the checkpoint is published.
+        """
         assert self._thread is None, "a checkpoint is still being written"
-        for name, tensor in self._live.items():
-            self._snapshot[name].copy_(tensor)
-        self._thread = threading.Thread(target=self._write, args=(update, dict(state)), name="checkpoint")
+        copied = self._snapshot.take()
+        arguments = (copied, before, update, dict(state))
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
         self._thread.start()
 
-    def _write(self, update: int, state: dict[str, Any]) -> None:
+    def _write(self, copied: Wait, before: Callable[[], None], update: int, state: dict[str, Any]) -> None:
         try:
-            write_checkpoint(self._paths, update, self._snapshot, state)
+            copied()
+            before()
+            write_checkpoint(self._paths, update, self._snapshot.pieces(), state, threads=self._threads)
         except BaseException as error:
             self._error = error
 

@@ -6,7 +6,7 @@ refused, never trained on.
 
 from __future__ import annotations
 
-import mmap
+import io
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from trainer_core.errors import Refused
+from trainer_core.host import cores
 from trainer_core.line.checkpoints import (
+    SLICE_BYTES,
     CheckpointInfo,
     list_checkpoints,
     published,
@@ -52,7 +54,7 @@ def find_resume_point(paths: LinePaths) -> ResumePoint | None:
     damaged: list[tuple[int, Path, list[str]]] = []
     for update, path in reversed(published(paths)):
         try:
-            bad = verify(path)
+            bad = verify(path, threads=cores())
         except OSError as error:
             raise Refused(
                 f"{error.filename}: cannot be read ({error.strerror}); nothing was changed"
@@ -159,20 +161,30 @@ def _same_data(before: Any, now: Any) -> bool:
 
 
 def load_tensors(path: Path, live: Mapping[str, Tensor]) -> None:
-    """Copy a checkpoint's flat tensors into the live ones, one mapped file at a time.
+    """Copy a checkpoint's flat tensors into the live ones, slice by slice: no file is held as a whole.
 
-    Raises Refused when a file is missing or holds another name, type or shape: nothing is ever filled in.
+    Raises Refused when a file is missing, or holds another name, type, shape or size: nothing is filled in.
     """
     for name, tensor in live.items():
-        file_path = path / f"{name}.safetensors"
-        header = safetensors_header(name, tensor)
         try:
-            file = open(file_path, "rb")  # noqa: SIM115 (closed below; opening alone may fail)
+            file = open(path / f"{name}.safetensors", "rb", buffering=0)  # noqa: SIM115 (closed below)
         except FileNotFoundError:
-            raise Refused(f"{file_path}: missing; this checkpoint cannot be resumed") from None
-        with file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
-            if view[: len(header)] != header:
-                raise Refused(f"{file_path}: expected one tensor {name} {list(tensor.shape)} {tensor.dtype}")
-            source = torch.frombuffer(view, dtype=tensor.dtype, count=tensor.numel(), offset=len(header))
-            tensor.copy_(source)
-            del source
+            missing = f"{path / name}.safetensors: missing; this checkpoint cannot be resumed"
+            raise Refused(missing) from None
+        with file:
+            _load(file, name, tensor)
+
+
+def _load(file: io.FileIO, name: str, tensor: Tensor) -> None:
+    header = safetensors_header(name, tensor.dtype, tensor.numel())
+    if file.read(len(header)) != header:
+        raise Refused(f"{file.name}: expected one tensor {name} {list(tensor.shape)} {tensor.dtype}")
+    buffer = bytearray(min(SLICE_BYTES, tensor.nbytes))
+    for part in torch.split(tensor, SLICE_BYTES // tensor.element_size()):
+        view = memoryview(buffer)[: part.nbytes]
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                raise Refused(f"{file.name}: ends after {file.tell()} bytes, before the tensor does")
+            view = view[count:]
+        part.copy_(torch.frombuffer(buffer, dtype=tensor.dtype, count=part.numel()))

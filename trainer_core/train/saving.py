@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainer_core.engine.flat import FlatState
+from trainer_core.host import cores
 from trainer_core.line import retention
 from trainer_core.line.checkpoints import list_checkpoints
 from trainer_core.line.config import RunConfig
@@ -17,6 +18,7 @@ from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
 from trainer_core.train.checkpoint import CheckpointWriter
 from trainer_core.train.progress import Progress
+from trainer_core.train.snapshot import Host
 
 NUMERICS_VERSION = 2
 """Rises whenever an update's bits change for the same input."""
@@ -32,6 +34,14 @@ def versions() -> dict[str, str]:
     }
 
 
+def writer_threads() -> int:
+    """Threads that write checkpoints: as many cores as training leaves, one at least.
+
+    One more than that would take turns with a thread of training, which all others of it wait for.
+    """
+    return max(1, cores() - torch.get_num_threads())
+
+
 class Saver:
     """Owns the writer and the retention of one trainer."""
 
@@ -43,13 +53,15 @@ class Saver:
         ledger: Ledger,
         *,
         data_identity: Mapping[str, Any],
+        host: Host,
     ) -> None:
+        """`host` is the backend that the state is updated through."""
         self._paths = paths
         self._config = config
         self._state = state
         self._ledger = ledger
         self._data_identity = dict(data_identity)
-        self._writer = CheckpointWriter(paths, state.state_tensors())
+        self._writer = CheckpointWriter(paths, state.state_tensors(), host, threads=writer_threads())
         self._in_flight = False
         found = list_checkpoints(paths)
         self._saved = found[-1].update if found else None
@@ -74,7 +86,6 @@ class Saver:
         if self._saved == progress.update:
             return
         self.wait(beat)
-        self._ledger.sync()
         state = progress.to_dict()
         state["position"].update(position_proof)
         self._writer.save(
@@ -91,6 +102,7 @@ class Saver:
                 "attempt": attempt,
                 "continuation": 0,
             },
+            before=self._ledger.sync,
         )
         self._saved = progress.update
         self._in_flight = True

@@ -59,7 +59,7 @@ def make_trainer(
         config=config,
         rows=rows,
         step=step,
-        saver=Saver(paths, config, state, ledger, data_identity=rows.identity()),
+        saver=Saver(paths, config, state, ledger, data_identity=rows.identity(), host=step.backend),
         ledger=ledger,
         heartbeat=heartbeat,
         control=control,

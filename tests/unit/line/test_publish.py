@@ -20,7 +20,7 @@ def test_a_replaced_file(tmp_path, monkeypatch):
 def test_a_checkpoint(tmp_path, monkeypatch):
     paths = LinePaths(tmp_path)
     state = {"update": 1, "tokens": 1, "position": {"cycle": 0, "part": 0, "row": 0}, "kept": None}
-    tensors = {"params": torch.zeros(64), "exp_avg": torch.zeros(64)}
+    tensors = {"params": [torch.zeros(64)], "exp_avg": [torch.zeros(64)]}
     rows = trace(lambda: write_checkpoint(paths, 1, tensors, state), monkeypatch)
     order = [(name, path) for name, path, _ in rows]
     part = str(paths.checkpoint(1)) + ".part"

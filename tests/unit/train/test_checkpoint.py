@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.errors import DiskFull, Refused
 from trainer_core.line import checkpoints as files
 from trainer_core.line import retention
@@ -36,6 +37,15 @@ def tensors(seed=0, size=5000):
     return {name: torch.randn(size, generator=generator) for name in ("params", "exp_avg")}
 
 
+def nothing():
+    """Nothing is to be done before a checkpoint is published."""
+
+
+def write(paths, update, live, value):
+    """A checkpoint of whole tensors."""
+    return write_checkpoint(paths, update, {name: [tensor] for name, tensor in live.items()}, value)
+
+
 @pytest.fixture
 def paths(tmp_path):
     found = LinePaths(tmp_path)
@@ -45,7 +55,7 @@ def paths(tmp_path):
 
 def test_a_checkpoint_is_plain_safetensors_and_round_trips(paths):
     live = tensors()
-    path = write_checkpoint(paths, 3, live, state(3, "start"))
+    path = write(paths, 3, live, state(3, "start"))
     assert np.array_equal(load_file(path / "params.safetensors")["params"], live["params"].numpy())
     info = files.newest(paths)
     assert info is not None
@@ -59,8 +69,8 @@ def test_a_checkpoint_is_plain_safetensors_and_round_trips(paths):
 
 def test_small_chunks_are_hashed_one_by_one(paths, monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(module, "_SLICE_BYTES", 1000)
-    path = write_checkpoint(paths, 1, tensors(), state(1))
+    monkeypatch.setattr(module, "SLICE_BYTES", 1000)
+    path = write(paths, 1, tensors(), state(1))
     entry = json.loads((path / "manifest.json").read_text())["files"]["params.safetensors"]
     assert len(entry["chunks"]) == -(-entry["bytes"] // 4096)
     assert files.verify(path) == []
@@ -72,8 +82,8 @@ def test_small_chunks_are_hashed_one_by_one(paths, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "extend"])
 def test_a_damaged_checkpoint_is_set_aside_for_an_older_one(paths, damage):
-    write_checkpoint(paths, 1, tensors(1), state(1))
-    path = write_checkpoint(paths, 2, tensors(2), state(2))
+    write(paths, 1, tensors(1), state(1))
+    path = write(paths, 2, tensors(2), state(2))
     victim = path / "exp_avg.safetensors"
     content = victim.read_bytes()
     if damage == "flip":
@@ -90,19 +100,19 @@ def test_a_damaged_checkpoint_is_set_aside_for_an_older_one(paths, damage):
     assert (paths.checkpoints / "damaged-u2").is_dir()
     assert "exp_avg.safetensors" in next(iterate_jsonl(paths.events))["message"]
     files.discard_partial(paths)
-    write_checkpoint(paths, 2, tensors(2), state(2))
+    write(paths, 2, tensors(2), state(2))
     assert files.newest(paths).update == 2
 
 
 def test_nothing_sound_is_refused_not_restarted(paths):
-    path = write_checkpoint(paths, 1, tensors(), state(1))
+    path = write(paths, 1, tensors(), state(1))
     (path / "params.safetensors").write_bytes(b"\0" * (path / "params.safetensors").stat().st_size)
     with pytest.raises(Refused, match="no sound checkpoint is left"):
         find_resume_point(paths)
 
 
 def test_a_tensor_of_another_shape_is_refused(paths):
-    path = write_checkpoint(paths, 1, tensors(), state(1))
+    path = write(paths, 1, tensors(), state(1))
     with pytest.raises(Refused, match=r"exp_avg\.safetensors: expected one tensor"):
         load_tensors(path, {"exp_avg": torch.zeros(4999)})
     with pytest.raises(Refused, match="missing"):
@@ -110,7 +120,7 @@ def test_a_tensor_of_another_shape_is_refused(paths):
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(paths, monkeypatch):
-    write_checkpoint(paths, 1, tensors(), state(1))
+    write(paths, 1, tensors(), state(1))
     real, calls = os.write, []
 
     def full(fd, data):
@@ -121,7 +131,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(paths, monkeypatch):
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(DiskFull, match="checkpoint of update 2"):
-        write_checkpoint(paths, 2, tensors(), state(2))
+        write(paths, 2, tensors(), state(2))
     monkeypatch.undo()
     assert sorted(p.name for p in paths.checkpoints.iterdir()) == ["latest", "u1"]
     assert files.verify(paths.checkpoint(1)) == []
@@ -129,12 +139,12 @@ def test_a_full_disk_leaves_the_checkpoints_before(paths, monkeypatch):
 
 def test_the_snapshot_is_of_one_moment(paths, monkeypatch):
     live = tensors()
-    writer = CheckpointWriter(paths, live)
+    writer = CheckpointWriter(paths, live, EagerReplay())
     gate = threading.Event()
     real = module.write_checkpoint
-    monkeypatch.setattr(module, "write_checkpoint", lambda *a: (gate.wait(10), real(*a)))
+    monkeypatch.setattr(module, "write_checkpoint", lambda *a, **k: (gate.wait(10), real(*a, **k)))
     expected = {name: tensor.clone() for name, tensor in live.items()}
-    writer.save(5, state(5))
+    writer.save(5, state(5), nothing)
     for tensor in live.values():
         tensor.add_(1)
     assert not writer.idle()
@@ -145,20 +155,20 @@ def test_the_snapshot_is_of_one_moment(paths, monkeypatch):
 
 
 def test_a_failed_write_is_raised_once(paths, monkeypatch):
-    writer = CheckpointWriter(paths, tensors())
+    writer = CheckpointWriter(paths, tensors(), EagerReplay())
 
-    def fail(*_):
+    def fail(*_, **__):
         raise DiskFull("full")
 
     monkeypatch.setattr(module, "write_checkpoint", fail)
-    writer.save(5, state(5))
+    writer.save(5, state(5), nothing)
     with pytest.raises(DiskFull):
         writer.idle(timeout=10)
     assert writer.idle()
 
 
 def test_half_written_directories_are_removed_and_nothing_else(paths):
-    write_checkpoint(paths, 1, tensors(), state(1))
+    write(paths, 1, tensors(), state(1))
     for name in ("u2.part", "u3", "u3-backup", "notes"):
         (paths.checkpoints / name).mkdir()
         (paths.checkpoints / name / "params.safetensors").touch()
@@ -169,7 +179,7 @@ def test_half_written_directories_are_removed_and_nothing_else(paths):
 
 def test_damage_to_every_checkpoint_is_refused_and_touches_none(paths):
     for update in (1, 2):
-        path = write_checkpoint(paths, update, tensors(), state(update))
+        path = write(paths, update, tensors(), state(update))
         victim = path / "params.safetensors"
         victim.write_bytes(victim.read_bytes()[:-1])
     files.discard_partial(paths)
@@ -180,7 +190,7 @@ def test_damage_to_every_checkpoint_is_refused_and_touches_none(paths):
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(paths):
-    path = write_checkpoint(paths, 1, tensors(), state(1))
+    path = write(paths, 1, tensors(), state(1))
     (path / "manifest.json").unlink()
     (path / "manifest.json").symlink_to("manifest.json")
     with pytest.raises(Refused, match="cannot be read"):
@@ -198,7 +208,7 @@ def test_a_trained_line_without_checkpoints_does_not_start_over(paths):
 def test_retention_keeps_the_newest_the_kept_and_the_last_rolling(paths):
     for update in range(8):
         kept = {0: "start", 4: "cycle-end"}.get(update)
-        write_checkpoint(paths, update, tensors(size=8), state(update, kept))
+        write(paths, update, tensors(size=8), state(update, kept))
     assert retention.apply(paths, keep_last=2) == [1, 2, 3, 5]
     assert [c.update for c in files.list_checkpoints(paths)] == [0, 4, 6, 7]
     assert retention.apply(paths, keep_last=1) == [6]
