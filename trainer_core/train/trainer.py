@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from trainer_core.data.rows.line_rows import DataLineRows
-from trainer_core.engine.backends.eager_replay import EagerReplay
-from trainer_core.engine.flat import FlatState, flat_state
+from trainer_core.engine.assemble import make_step
+from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import discard_partial
@@ -90,14 +90,7 @@ def _engine(config: RunConfig, where: Path) -> tuple[FlatState, Step]:
     model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
     if problems := too_long(config, model.config.rope_max_seq_len):
         raise Refused([f"{where}: {problem}" for problem in problems])
-    recompute = {shape.length: shape.ac for shape in config.lengths}
-    state = flat_state(model)
-    step = Step(
-        model_loss=lambda ids, targets: model.loss(ids, targets, recompute[ids.shape[1]]),
-        state=state,
-        backend=EagerReplay(),
-    )
-    return state, step
+    return make_step(model, recompute={shape.length: shape.ac for shape in config.lengths})
 
 
 def _load(

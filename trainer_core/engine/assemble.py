@@ -1,0 +1,91 @@
+"""The one place that makes an engine: flat state, backend and step for a model on a device.
+
+A line, a measurement and a GPU script of one configuration get the same engine from here, so that what is
+measured is what trains. Knows devices and precisions; knows no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer_core.engine.backends.eager_replay import EagerReplay
+from trainer_core.engine.backends.protocol import GraphBackend
+from trainer_core.engine.flat import FlatState, Trainable, flat_state
+from trainer_core.engine.step import Step
+
+Precision = Literal["fp32", "bf16"]
+"""fp32: the model computes on the parameters themselves; bf16: on a rounded shadow of them."""
+
+SHADOWS: Mapping[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+"""What the model computes in, where that is not P itself."""
+
+SHAPES = 256
+"""Shapes of rows, with and without gradients, that a loss is compiled for at most."""
+
+
+class Learner(Trainable, Protocol):
+    """A model with a loss, as the engine trains it."""
+
+    def loss(self, ids: Tensor, targets: Tensor, ac: str) -> tuple[Tensor, Tensor]:
+        """Summed loss and number of targets of ids and targets [R, L]; `ac` names what is recomputed."""
+        ...
+
+
+def make_step(
+    model: Learner,
+    *,
+    device: torch.device | str = "cpu",
+    precision: Precision = "fp32",
+    ema: bool = False,
+    recompute: Mapping[int, str],
+    compile: bool = False,
+) -> tuple[FlatState, Step]:
+    """The flat state that the model's parameters become views of, and the step over it.
+
+    `recompute` gives the recomputation of each row length that is trained; `compile` has torch compile the
+    loss for every shape of rows. The state is in `device`'s memory, P in fp32 whatever the precision.
+    """
+    device = _with_index(torch.device(device))
+    state = flat_state(model, device, ema=ema, shadow=SHADOWS[precision])
+    loss = _compiled(model.loss) if compile else model.loss
+
+    def model_loss(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return loss(ids, targets, recompute[ids.shape[1]])
+
+    return state, Step(model_loss=model_loss, state=state, backend=choose_backend(device))
+
+
+Loss = Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
+
+
+def _compiled(loss: Loss) -> Loss:
+    """Compiled for each shape of rows, of which a line has more than torch expects.
+
+    Past torch's limit it would go on uncompiled without a word, with other bits: it fails instead.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = SHAPES
+    dynamo.fail_on_recompile_limit_hit = True
+    return torch.compile(loss, dynamic=False)
+
+
+def choose_backend(device: torch.device) -> GraphBackend:
+    """Captured graphs where there are any."""
+    if device.type != "cuda":
+        return EagerReplay()
+    from trainer_core.engine.backends.cuda_graphs import CudaGraphs
+    from trainer_core.engine.backends.cuda_runtime import TorchCuda
+
+    return CudaGraphs(TorchCuda(device))
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """A GPU by its number, which streams and pools ask for."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
