@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from trainer_core.engine.backends.guard import Problem
 from trainer_core.engine.backends.meta_check import MetaCheck, PartReport
 from trainer_core.engine.flat import Trainable, flat_state
@@ -51,12 +53,16 @@ def check_capture(
     micro: Sequence[Shape],
     evaluations: Sequence[Shape] = (),
     optimizer: AdamWUpdate | None = None,
+    ema: bool = False,
+    shadow: torch.dtype | None = None,
 ) -> CaptureReport:
     """Traces every part of the step of a model that was built under torch.device("meta").
 
-    Shapes are (rows, row length); `model_loss` is what a Step over the model would get.
+    Shapes are (rows, row length); `model_loss` is what a Step over the model would get, `ema` and `shadow`
+    what its flat state has.
     """
-    state = flat_state(model, "meta", next(iter(model.parameters())).dtype)  # type: ignore[attr-defined]
+    dtype = next(iter(model.parameters())).dtype  # type: ignore[attr-defined]
+    state = flat_state(model, "meta", dtype, ema=ema, shadow=shadow)
     backend = MetaCheck(state)
     step = Step(model_loss=model_loss, state=state, backend=backend, optimizer=optimizer)
     step.prepare(micro, evaluations)

@@ -22,6 +22,10 @@ class LinePaths:
         return self.root / "run.json"
 
     @property
+    def tune_json(self) -> Path:
+        return self.root / "tune.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
