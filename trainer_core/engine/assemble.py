@@ -76,14 +76,21 @@ def _compiled(loss: Loss) -> Loss:
     return torch.compile(loss, dynamic=False)
 
 
+def line_device() -> torch.device:
+    """Where lines of this host are trained: on its GPU, where it has one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def choose_backend(device: torch.device) -> GraphBackend:
     """Captured graphs where there are any."""
     if device.type != "cuda":
         return EagerReplay()
     from trainer_core.engine.backends.cuda_graphs import CudaGraphs
     from trainer_core.engine.backends.cuda_runtime import TorchCuda
+    from trainer_core.gpu.arena import Arena
+    from trainer_core.gpu.devices import TorchDevices
 
-    return CudaGraphs(TorchCuda(device))
+    return CudaGraphs(TorchCuda(device), Arena(TorchDevices(), device.index))
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -7,13 +7,16 @@ on a GPU, capturing changes no tensor, reading a value breaks it, and temporarie
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.tools.simulated_gpu import SimulatedGpu, SimulatedPool
+from trainer_core.engine.backends.cuda_graphs import CudaGraphs
 from trainer_core.engine.backends.storage_peak import tensors_in
+from trainer_core.gpu.arena import Arena
 
 
 def _key(tensor: Tensor) -> int:
@@ -70,19 +73,22 @@ class Tape(TorchDispatchMode):
 
 
 class FakeGraph:
-    def __init__(self, cuda: FakeCuda) -> None:
-        self._cuda, self._tape = cuda, Tape()
-        self._recording = self._holds = False
+    def __init__(self, cuda: FakeCuda, pool: SimulatedPool) -> None:
+        self._cuda, self._pool, self._tape = cuda, pool, Tape()
+        self._recording = ExitStack()
+        self._holds = False
 
     def begin(self) -> None:
         self._cuda.log.append("begin")
-        self._cuda.users += 1
-        self._recording = self._holds = True
-        self._tape.__enter__()
+        self._pool.num_users += 1
+        self._holds = True
+        self._recording.enter_context(self._pool.routed())
+        self._recording.callback(self._tape.undo)
+        self._recording.enter_context(self._tape)
 
     def end(self) -> None:
         self._cuda.log.append("end")
-        self._finish()
+        self._recording.close()
         if self._tape.broken or self._cuda.breaks_at_end:
             self._tape.broken = True
             raise RuntimeError("the capture was invalidated")
@@ -94,69 +100,50 @@ class FakeGraph:
     def reset(self) -> None:
         self._cuda.log.append("reset")
         if self._holds:
-            self._cuda.users -= 1
+            self._pool.num_users -= 1
         self._holds = False
 
     def abandon(self) -> None:
         self._cuda.log.append("abandon")
-        if self._recording:
-            self._finish()
+        self._recording.close()
         if self._holds and (not self._tape.broken or self._cuda.unwinds):
-            self._cuda.users -= 1
+            self._pool.num_users -= 1
         self._holds = False
-
-    def _finish(self) -> None:
-        self._tape.__exit__(None, None, None)
-        self._recording = False
-        self._tape.undo()
 
 
 class FakeCuda:
     """`unwinds`: torch gives up a broken capture's hold on the pool itself, as its newer versions do."""
 
-    def __init__(self, *, unwinds: bool = True) -> None:
+    def __init__(self, *, unwinds: bool = True, gpu: SimulatedGpu | None = None) -> None:
         self.unwinds = unwinds
         self.breaks_at_end = False
-        self.log: list[str] = []
-        self.users = 0
-        self._depth = 0
+        self.gpu = gpu or SimulatedGpu()
+        self.log = self.gpu.log
+
+    @property
+    def users(self) -> int:
+        """Holders of every pool there is."""
+        return sum(pool.num_users for pool in self.gpu.pools)
+
+    def graphs(self) -> CudaGraphs:
+        """A backend on this GPU."""
+        return CudaGraphs(self, Arena(self.gpu, 0))
 
     @contextmanager
     def active(self):
-        self._depth += 1
+        outer, self.gpu.stream = self.gpu.stream, "step"
         try:
             yield
         finally:
-            self._depth -= 1
+            self.gpu.stream = outer
 
-    def open_pool(self) -> None:
-        self.log.append("open pool")
-        assert self.users == 0
-        self.users = 1
+    def load(self) -> None:
+        self.log.append("load")
+        assert self.gpu.stream == "step"
 
-    @contextmanager
-    def in_pool(self):
-        assert self._depth
-        self.log.append("pool on")
-        try:
-            yield
-        finally:
-            self.log.append("pool off")
-
-    def pool_users(self) -> int:
-        return self.users
-
-    def drop_pool_user(self) -> None:
-        self.log.append("drop user")
-        self.users -= 1
-
-    def close_pool(self) -> None:
-        self.log.append("close pool")
-        self.users -= 1
-
-    def new_graph(self) -> FakeGraph:
-        assert self._depth
-        return FakeGraph(self)
+    def new_graph(self, pool: SimulatedPool) -> FakeGraph:
+        assert self.gpu.stream == "step"
+        return FakeGraph(self, pool)
 
     def synchronize(self) -> None:
         self.log.append("synchronize")

@@ -1,7 +1,7 @@
 """What the graph backend needs of a GPU, as a small protocol, and torch's implementation of it.
 
 Nothing here decides anything: the order of the calls is the backend's, and tests give it a runtime that
-records them. One stream carries all work of a step, one pool serves all graphs.
+records them. One stream carries all work of a step; the memory comes from a pool of the arena.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer_core.engine.backends.protocol import Wait
+from trainer_core.gpu.devices import Pool
 
 
 class Graph(Protocol):
@@ -41,34 +42,18 @@ class Graph(Protocol):
 
 
 class CudaRuntime(Protocol):
-    """A GPU with one stream and one pool."""
+    """A GPU with one stream."""
 
     def active(self) -> AbstractContextManager[None]:
         """Work inside goes to the stream: after what was asked for before, before what comes later."""
         ...
 
-    def open_pool(self) -> None:
-        """Makes the pool of all graphs."""
+    def load(self) -> None:
+        """Makes what libraries keep for the stream, so that no pool is asked for it."""
         ...
 
-    def in_pool(self) -> AbstractContextManager[None]:
-        """Allocations of this thread inside come from the pool."""
-        ...
-
-    def pool_users(self) -> int:
-        """How many hold the pool; its memory is kept as long as one does."""
-        ...
-
-    def drop_pool_user(self) -> None:
-        """Takes away one holder that will not do it itself."""
-        ...
-
-    def close_pool(self) -> None:
-        """Gives up the pool and returns its memory to the device."""
-        ...
-
-    def new_graph(self) -> Graph:
-        """An empty graph over the stream and the pool."""
+    def new_graph(self, pool: Pool) -> Graph:
+        """An empty graph over the stream and a pool."""
         ...
 
     def synchronize(self) -> None:
@@ -87,7 +72,7 @@ class CudaRuntime(Protocol):
 class TorchGraph:
     """torch.cuda.CUDAGraph over a given pool."""
 
-    def __init__(self, pool: torch.cuda.MemPool, device: torch.device) -> None:
+    def __init__(self, pool: Pool, device: torch.device) -> None:
         self._graph, self._pool, self._device = torch.cuda.CUDAGraph(), pool, device
 
     def begin(self) -> None:
@@ -120,7 +105,6 @@ class TorchCuda:
         assert device.index is not None, device
         self._device = device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._pool: torch.cuda.MemPool | None = None
         _override_stale_streams()(True)
 
     @contextmanager
@@ -133,31 +117,16 @@ class TorchCuda:
         finally:
             outer.wait_stream(self._stream)
 
-    def open_pool(self) -> None:
+    def load(self) -> None:
         with torch.cuda.stream(self._stream):
-            # The matrix library keeps a workspace for each stream: made here, it is not part of the pool.
+            # The matrix library keeps a workspace for each stream.
             for dtype in (torch.float32, torch.bfloat16):
                 square = torch.ones(16, 16, device=self._device, dtype=dtype)
                 torch.addmm(square[0], square, square)
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        self._pool = torch.cuda.MemPool()
+        self.synchronize()
 
-    def in_pool(self) -> AbstractContextManager[None]:
-        return torch.cuda.use_mem_pool(self._opened, self._device)
-
-    def pool_users(self) -> int:
-        return self._opened.use_count()
-
-    def drop_pool_user(self) -> None:
-        torch._C._cuda_releasePool(self._device.index, self._opened.id)
-
-    def close_pool(self) -> None:
-        self._pool = None
-        torch.cuda.empty_cache()
-
-    def new_graph(self) -> TorchGraph:
-        return TorchGraph(self._opened, self._device)
+    def new_graph(self, pool: Pool) -> TorchGraph:
+        return TorchGraph(pool, self._device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -169,11 +138,6 @@ class TorchCuda:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event.synchronize
-
-    @property
-    def _opened(self) -> torch.cuda.MemPool:
-        assert self._pool is not None, "the pool is not open"
-        return self._pool
 
 
 def _override_stale_streams() -> Callable[[bool], None]:
