@@ -33,6 +33,7 @@ def new(
     peak_lr: float,
     tokens_per_update: str | None = None,
     weight_decay_batch: str | None = None,
+    ema_horizon_tokens: str | None = None,
     set: Annotated[tuple[str, ...], Parameter(negative="")] = (),
 ) -> int:
     """Make a training line: its directory, run.json, and its entry in the data line.
@@ -52,6 +53,9 @@ def new(
         tokens trained: '[{"from": 0, "to": 4.7e9, "tokens": 262144}, {"from": 4.7e9, "to": null, ...}]'
     weight_decay_batch
         Tokens of an update at which the weight decay is the one in run.json; others have it in proportion.
+    ema_horizon_tokens
+        Keep a moving average of the parameters that looks back this many tokens, begun after as many;
+        --set ema.from_tokens=N begins it elsewhere.
     set
         key=value for any key of run.json, dotted, with a JSON value: --set optimizer.clip=0.5
     """
@@ -70,6 +74,7 @@ def new(
 
     batch = given("--tokens-per-update", tokens_per_update, _batch)
     decay_batch = given("--weight-decay-batch", weight_decay_batch, parse_tokens)
+    horizon = given("--ema-horizon-tokens", ema_horizon_tokens, parse_tokens)
     if problems:
         raise Refused(problems)
     line = run.expanduser().absolute()
@@ -80,6 +85,7 @@ def new(
         peak_lr=peak_lr,
         tokens_per_update=batch,
         weight_decay_batch=decay_batch,
+        ema_horizon_tokens=horizon,
         settings=set,
     )
     _say(f"{line}: {config.model.name}, {updates_text(config)}")

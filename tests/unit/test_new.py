@@ -66,9 +66,24 @@ def test_a_number_stays_a_number(new, tmp_path, number):
     assert value["optimizer"]["weight_decay_batch"] is None
 
 
+def test_an_average_begins_after_its_horizon_unless_told(new, tmp_path):
+    assert new("--ema-horizon-tokens", "2e9", "--set", "precision=bf16")[0] == 0
+    value = json.loads((tmp_path / "line" / "run.json").read_text())
+    assert value["ema"] == {"horizon_tokens": 2_000_000_000, "from_tokens": 2_000_000_000}
+    assert (value["precision"], value["compile"]) == ("bf16", False)
+    (tmp_path / "line" / "run.json").unlink()
+    assert new("--ema-horizon-tokens", "2e9", "--set", "ema.from_tokens=0")[0] == 0
+    value = json.loads((tmp_path / "line" / "run.json").read_text())
+    assert value["ema"] == {"horizon_tokens": 2_000_000_000, "from_tokens": 0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--ema-horizon-tokens", "long"), ["--ema-horizon-tokens: expected a token count"]),
+        (("--ema-horizon-tokens", "10"), ["ema.horizon_tokens: expected at least the "]),
+        (("--set", "ema.horizon_tokens=2e9"), ["ema.from_tokens: "]),
+        (("--set", "precision=half"), ["precision: "]),
         (("--tokens-per-update", "many"), ["--tokens-per-update: expected a token count"]),
         (("--tokens-per-update", "[{"), ["--tokens-per-update: "]),
         (("--tokens-per-update", "[1]"), ["tokens_per_update.0: "]),

@@ -114,6 +114,15 @@ class Optimizer(Strict):
     """Largest global gradient norm; larger gradients are scaled down to it."""
 
 
+class Average(Strict):
+    """A moving average of the parameters, kept and validated beside them."""
+
+    horizon_tokens: Annotated[TokenCount, Field(gt=0)]
+    """Tokens that the average looks back: an update moves it by the update's tokens over these."""
+    from_tokens: TokenCount
+    """Tokens trained up to which the average is a copy of the parameters."""
+
+
 class Length(Strict):
     """One row length and its micro-batch shape."""
 
@@ -175,6 +184,12 @@ class RunConfig(Strict):
     """Row lengths in use with their shapes; the first is that of schedule pieces that name none."""
     seed: int = Field(ge=0)
     """Seed of the initial weights."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32: the model computes on the weights; bf16: on weights rounded to bfloat16 after every update."""
+    compile: bool = False
+    """Whether torch compiles the model, a minute or more for each shape of rows at every first start."""
+    ema: Average | None = None
+    """Moving average of the parameters, or none."""
     exactness: Literal["exact"] = "exact"
     """exact: a resumed line repeats the bits of an uninterrupted one."""
     metrics: int = 1

@@ -15,8 +15,22 @@ from trainer_core.errors import Refused
 if TYPE_CHECKING:  # config.py checks its values with the names of this module
     from trainer_core.line.config import RunConfig
 
-KEPT_KEYS = ("model", "tokens_per_update", "optimizer", "seed", "exactness", "metrics", "threads")
+KEPT_KEYS = (
+    "model",
+    "tokens_per_update",
+    "optimizer",
+    "seed",
+    "precision",
+    "compile",
+    "ema",
+    "exactness",
+    "metrics",
+    "threads",
+)
 """Settings a line keeps for its whole life (of `tokens_per_update`: its past)."""
+
+_BEFORE = {"precision": "fp32", "compile": False}
+"""What lines did that were made before these settings were; `ema` was none."""
 
 DATA_IDENTITY = "data_identity"
 """Named in allow_changes, lets a line go on with another data line; its path alone may change freely."""
@@ -65,7 +79,7 @@ def _flatten(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def _kept(run: Mapping[str, Any]) -> dict[str, Any]:
-    return _flatten({key: run.get(key) for key in KEPT_KEYS if key != _RAMP})
+    return _flatten({key: run.get(key, _BEFORE.get(key)) for key in KEPT_KEYS if key != _RAMP})
 
 
 def _ramp(run: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ def cross_checks(config: RunConfig, where: Path) -> list[str]:
         *pieces,
         *_rate_problems(config),
         *_kept_problems(config),
+        *_average_problems(config),
         # Updates can only be counted where the pieces they are read from are right.
         *([] if pieces else _update_problems(config)),
     ]
@@ -66,6 +67,26 @@ def _kept_problems(config: RunConfig) -> list[str]:
         for key in config.allow_changes
         if key.split(".")[0] not in known
     ]
+
+
+def _average_problems(config: RunConfig) -> list[str]:
+    """Whether the average can move as it is told to, and ever does."""
+    ema, end = config.ema, config.end_tokens
+    if ema is None:
+        return []
+    largest = max((piece.value for piece in config.batch_pieces), default=0)
+    found = []
+    if ema.horizon_tokens < largest:
+        found.append(
+            f"ema.horizon_tokens: expected at least the {largest} tokens of an update, found "
+            f"{ema.horizon_tokens}"
+        )
+    if end is not None and ema.from_tokens >= end:
+        found.append(
+            f"ema.from_tokens: the average would never leave the parameters, for the schedule ends at {end} "
+            f"tokens; expected fewer, found {ema.from_tokens}"
+        )
+    return found
 
 
 def _shape_problems(config: RunConfig) -> list[str]:

@@ -27,12 +27,14 @@ def new_line(
     peak_lr: float,
     tokens_per_update: int | list[Any] | None = None,
     weight_decay_batch: int | None = None,
+    ema_horizon_tokens: int | None = None,
     settings: Sequence[str] = (),
 ) -> RunConfig:
     """Create the line; returns its configuration.
 
-    `tokens_per_update` is a number or the pieces of a ramp; None means the preset's. `settings` are
-    `key=value` pairs with dotted keys of run.json and JSON values, e.g. `seed=3` or `optimizer.clip=0.5`.
+    `tokens_per_update` is a number or the pieces of a ramp; None means the preset's. With
+    `ema_horizon_tokens` the parameters are averaged over so many tokens, from that many tokens on. `settings`
+    are `key=value` pairs with dotted keys of run.json and JSON values, e.g. `seed=3` or `optimizer.clip=0.5`.
     Raises Refused with every problem; then nothing was created.
     """
     paths, source = LinePaths(line), DataPaths(data)
@@ -47,6 +49,8 @@ def new_line(
         draft["tokens_per_update"] = tokens_per_update
     if weight_decay_batch is not None:
         draft["optimizer"]["weight_decay_batch"] = weight_decay_batch
+    if ema_horizon_tokens is not None:
+        draft["ema"] = {"horizon_tokens": ema_horizon_tokens, "from_tokens": ema_horizon_tokens}
     for setting in settings:
         _apply(draft, setting)
     config = parse_run(draft, paths.run_json)

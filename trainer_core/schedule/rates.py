@@ -1,4 +1,4 @@
-"""Learning rate and weight decay as pure functions of the tokens trained.
+"""Learning rate, weight decay and the weight of an average as pure functions of the tokens trained.
 
 An update's rate is read at its end token count, so the first update of a warm-up already moves and the last
 update of a decay reaches the minimum. A skipped update consumes its tokens: it does not shift the schedule.
@@ -46,3 +46,12 @@ def weight_decay(decay: float, *, update_tokens: int, decay_batch: int | None) -
     The second keeps AdamW's time scale in tokens fixed when the batch grows (Bergsma et al., 2505.13738).
     """
     return decay if decay_batch is None else decay * update_tokens / decay_batch
+
+
+def average_weight(tokens: int, *, update_tokens: int, horizon_tokens: int, from_tokens: int) -> float:
+    """Weight of the new parameters in their moving average, for the update that ends at `tokens` tokens.
+
+    1 up to `from_tokens`: the average is a copy of the parameters. After that the update's tokens over the
+    horizon (Zhang et al., 2410.21676, evaluate such an average of a run at a constant rate).
+    """
+    return 1.0 if tokens <= from_tokens else update_tokens / horizon_tokens

@@ -2,7 +2,9 @@
 
 Reads top to bottom: `run` goes from cycle to cycle, `_train_cycle` from update to update, `_boundary` does
 what is due between two updates. An update lies in one part of a cycle: it has one row length, and trains in
-the shape of that length. It talks only through the line directory; nothing here knows of Prefect.
+the shape of that length. The ledger follows one update behind (see `updates`) and is up to date wherever the
+line is validated, saved or stopped, and at the end of a cycle. It talks only through the line directory;
+nothing here knows of Prefect.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_core.data.rows.source import Part, RowSource, ValidationRows
-from trainer_core.engine.step import Step, UpdateResult
-from trainer_core.errors import NoData, NonFinite, Refused
+from trainer_core.engine.step import Step
+from trainer_core.errors import NoData, Refused
 from trainer_core.line.config import RunConfig
 from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
@@ -22,10 +24,12 @@ from trainer_core.line.paths import LinePaths
 from trainer_core.schedule.batch import update_rows, whole_updates
 from trainer_core.telemetry.goodput import Stopwatch
 from trainer_core.telemetry.heartbeat import Heartbeat, Stage
+from trainer_core.train.boundary import Due, due_after
 from trainer_core.train.control import Control, StopReason
 from trainer_core.train.progress import Progress
-from trainer_core.train.readings import finite, update_row, update_scalars
+from trainer_core.train.readings import Asked, finite, update_scalars
 from trainer_core.train.saving import Saver
+from trainer_core.train.updates import Updates
 from trainer_core.train.validate import validate
 
 POLL_SECONDS = 0.1
@@ -61,11 +65,9 @@ class Loop:
     control: Control
     """Reasons to stop."""
     progress: Progress
-    """Where the line stands; moves on with every update."""
+    """Where the next update begins; the ledger (`done`) is behind by one update at most."""
     attempt: int
     """Launch of the trainer, counted over the line's life."""
-    skipped_run: int = 0
-    """Updates in a row that were skipped just before `progress`."""
     wait_for_data: bool = True
     """Wait for a cycle that is not published; else NoData."""
     say: Callable[[str], None] = print
@@ -73,10 +75,24 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._watch = Stopwatch()
+        self._updates = Updates(
+            paths=self.paths,
+            config=self.config,
+            step=self.step,
+            ledger=self.ledger,
+            watch=self._watch,
+            done=self.progress,
+            say=self.say,
+        )
         self._cycle: tuple[int, tuple[Part, ...]] | None = None
         self._validation: tuple[tuple[int, int], ValidationRows] | None = None
         # What is wrong with these rows is known before anything is trained.
         self._validation_rows(self.config.row_length(self.progress.tokens), self.progress.position.cycle)
+
+    @property
+    def done(self) -> Progress:
+        """Where the line stands by its ledger."""
+        return self._updates.done
 
     @property
     def finished(self) -> bool:
@@ -108,7 +124,8 @@ class Loop:
         parts = self._parts(cycle)
         self._check_plan(cycle, parts)
         while self.progress.position.cycle == cycle and not self.finished:
-            self._boundary(self._update(parts))
+            length = parts[self.progress.position.part].row_length
+            self._boundary(length, self._update(parts))
 
     def _check_plan(self, cycle: int, parts: tuple[Part, ...]) -> None:
         """Whether the cycle was planned for this line. Raises Refused when not."""
@@ -128,8 +145,8 @@ class Loop:
                     "back the schedule and tokens_per_update that the cycle was planned by"
                 )
 
-    def _update(self, parts: tuple[Part, ...]) -> Part:
-        """One optimizer update and its ledger row; returns the part it lies in."""
+    def _update(self, parts: tuple[Part, ...]) -> Due:
+        """Ask for one optimizer update; returns what is due after it, with every result that takes."""
         config, before = self.config, self.progress
         part = parts[before.position.part]
         count = update_rows(
@@ -143,55 +160,34 @@ class Loop:
         self._beat("training")
         with self._watch.cause("data"):
             batch = self.rows.rows(before.position, count)
-        after = before.after_rows(count, parts)
-        scalars = update_scalars(self.config, before, after)
-        with self._watch.cause("train"):
-            shape = self.config.shape(part.row_length)
-            micro = [batch.ids[start : start + shape.rows] for start in range(0, count, shape.rows)]
-            result = self.step.update(micro, scalars)
+        after, shape = before.after_rows(count, parts), config.shape(part.row_length)
+        asked = Asked(
+            before=before,
+            after=after,
+            source_rows=batch.source_rows,
+            samples=batch.samples,
+            shape=shape,
+            scalars=update_scalars(config, before, after),
+        )
+        due = due_after(config, part.row_length, after)
+        micro = [batch.ids[start : start + shape.rows] for start in range(0, count, shape.rows)]
+        self._updates.train(asked, micro, drain=due.validation or due.checkpoint)
         self.progress = after
-        self._record(before, result, batch=batch, scalars=scalars, shape=shape)
-        return part
+        return due
 
-    def _record(self, before: Progress, result: UpdateResult, **parts: Any) -> None:
-        """Write the update's ledger row, and stop the line at too many skipped ones in a row."""
-        after, mode = self.progress, self.config.exactness
-        row = update_row(before, after, result=result, mode=mode, seconds=self._watch.take(), **parts)
-        self.ledger.append("update", after.update, {"time": time.time(), **row})
-        if after.update % self.config.print_every == 0:
-            self.say(
-                f"update {after.update}  tokens {after.tokens:,}  cycle {before.position.cycle}  "
-                f"loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  lr {row['lr']:.3e}"
-            )
-        self._check_finite(result)
-
-    def _check_finite(self, result: UpdateResult) -> None:
-        self.skipped_run = self.skipped_run + 1 if result.skipped else 0
-        if self.skipped_run >= self.config.guards.max_nonfinite:
-            raise NonFinite(
-                f"{self.paths.root}: {self.skipped_run} updates in a row had a non-finite gradient norm, "
-                f"the last is {self.progress.update}; skipped updates changed nothing. Look at the data of "
-                "these updates, or lower optimizer.peak_lr and name it in allow_changes"
-            )
-
-    def _boundary(self, trained: Part) -> None:
-        """What is due after an update of a part: validation, checkpoint, stop."""
-        ended_cycle = self.progress.at_cycle_start
-        length = self.config.row_length(self.progress.tokens)
-        changed = self.progress.position.row == 0 and not self.finished and length != trained.row_length
-        every = self.config.validation.every_updates
-        if ended_cycle or changed or self.finished or self.progress.update % every == 0:
-            self._validate(trained.row_length, self.progress.position.cycle - ended_cycle)
-        kept = "cycle-end" if ended_cycle else "length-change" if changed else None
-        kept = "end" if self.finished else kept
-        if self.saver.due(self.progress, kept):
-            self._save(kept)
+    def _boundary(self, trained: int, due: Due) -> None:
+        """Do what is due after an update in rows of length `trained`: validation, checkpoint, stop."""
+        if due.validation:
+            cycle = self.progress.position.cycle if due.ended_cycle is None else due.ended_cycle
+            self._validate(trained, cycle)
+        # A rolling one amid skipped updates would push out the last one before them.
+        if due.checkpoint and (due.kept is not None or not self._updates.skipped_run):
+            self._save(due.kept)
         self.saver.poll()
-        if ended_cycle:
-            cycle = self.progress.position.cycle - 1
-            self._event("cycle_completed", f"cycle {cycle} is trained", cycle=cycle)
-        if changed:
-            self._event("row_length_changed", f"rows of {length} after rows of {trained.row_length}")
+        if due.ended_cycle is not None:
+            self._event("cycle_completed", f"cycle {due.ended_cycle} is trained", cycle=due.ended_cycle)
+        if due.new_length is not None:
+            self._event("row_length_changed", f"rows of {due.new_length} after rows of {trained}")
         self._poll_stop()
 
     def _poll_stop(self) -> None:
@@ -201,6 +197,7 @@ class Loop:
             update=self.progress.update, cycles_done=where.cycle, at_cycle_end=self.progress.at_cycle_start
         )
         if reason is not None:
+            self._updates.drain()
             self._save(None)
             self._drain()
             raise Stopped(reason)
@@ -290,7 +287,7 @@ class Loop:
                 )
 
     def _beat(self, stage: Stage) -> None:
-        self.heartbeat.beat(stage, self.progress.update)
+        self.heartbeat.beat(stage, self.done.update)
 
     def _event(self, kind: str, message: str, **details: Any) -> None:
         record_event(

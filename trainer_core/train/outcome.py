@@ -45,7 +45,7 @@ def run_to_end(paths: LinePaths, session: Session, drive: Callable[[], None]) ->
             clear_stop(paths)
     except NstrainError as error:
         code, message = error.exit_code, str(error)
-    progress = session.loop.progress if session.loop is not None else None
+    progress = session.loop.done if session.loop is not None else None
     if progress is not None and code in (0, 10, 50):
         message = f"{message}; checkpoint u{progress.update}"
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer_core.engine.flat import FlatState
 from trainer_core.errors import Refused
 from trainer_core.host import cores
 from trainer_core.line.checkpoints import (
@@ -158,6 +159,21 @@ def _same_data(before: Any, now: Any) -> bool:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return all(now.get(key) == value for key, value in before.items())
     return bool(before == now)
+
+
+def load_state(point: ResumePoint, state: FlatState) -> None:
+    """Put a compared checkpoint into the state; raises Refused as `load_tensors` does.
+
+    An average that the line did not have at the checkpoint begins as a copy of its parameters.
+    """
+    live = dict(state.state_tensors())
+    begun = point.state["run"].get("ema") is not None
+    if state.E is not None and not begun:
+        del live["ema"]
+    load_tensors(point.info.path, live)
+    if state.E is not None and not begun:
+        state.E.copy_(state.P)
+    state.load_scalars(point.state["scalars"])
 
 
 def load_tensors(path: Path, live: Mapping[str, Tensor]) -> None:

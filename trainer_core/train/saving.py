@@ -66,10 +66,6 @@ class Saver:
         found = list_checkpoints(paths)
         self._saved = found[-1].update if found else None
 
-    def due(self, progress: Progress, kept: str | None) -> bool:
-        """Whether this boundary is to be saved: always for a kept one, else every N updates."""
-        return kept is not None or progress.update % self._config.checkpoints.every_updates == 0
-
     def save(
         self,
         progress: Progress,

@@ -5,13 +5,14 @@ The one place that knows every part by its class; a part is exchanged here and n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from trainer_core.data.rows.line_rows import DataLineRows
-from trainer_core.engine.assemble import make_step
+from trainer_core.engine.assemble import line_device, make_step
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step
 from trainer_core.errors import Refused
@@ -26,7 +27,7 @@ from trainer_core.telemetry.heartbeat import Heartbeat
 from trainer_core.train.control import Control
 from trainer_core.train.loop import Loop
 from trainer_core.train.progress import START, Progress
-from trainer_core.train.resume import ResumePoint, check_resume, find_resume_point, load_tensors
+from trainer_core.train.resume import ResumePoint, check_resume, find_resume_point, load_state
 from trainer_core.train.saving import Saver, versions
 
 
@@ -46,6 +47,8 @@ def make_trainer(
     heartbeat = Heartbeat(paths.heartbeat)
     heartbeat.beat("loading", 0)
     torch.set_num_threads(config.threads)
+    # What makes matrix products repeat their bits on a GPU; read when its library is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # The same switch as use_deterministic_algorithms, without importing the compiler (seconds of start-up).
     torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -65,7 +68,6 @@ def make_trainer(
         control=control,
         progress=progress,
         attempt=attempt,
-        skipped_run=int(state.scalars()["skipped_run"]),
         wait_for_data=wait_for_data,
         say=say,
     )
@@ -90,7 +92,14 @@ def _engine(config: RunConfig, where: Path) -> tuple[FlatState, Step]:
     model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
     if problems := too_long(config, model.config.rope_max_seq_len):
         raise Refused([f"{where}: {problem}" for problem in problems])
-    return make_step(model, recompute={shape.length: shape.ac for shape in config.lengths})
+    return make_step(
+        model,
+        device=line_device(),
+        precision=config.precision,
+        ema=config.ema is not None,
+        recompute={shape.length: shape.ac for shape in config.lengths},
+        compile=config.compile,
+    )
 
 
 def _load(
@@ -105,8 +114,7 @@ def _load(
         data_identity=rows.identity(),
         versions=versions(),
     )
-    load_tensors(point.info.path, state.state_tensors())
-    state.load_scalars(point.state["scalars"])
+    load_state(point, state)
     if changed:
         record_event(paths.events, "settings_changed", f"changed since the checkpoint: {', '.join(changed)}")
     return Progress.from_dict(point.state)

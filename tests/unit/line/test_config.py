@@ -336,3 +336,60 @@ def test_row_lengths_grow_with_the_schedule_and_never_change_behind(tmp_path):
     other = staged(schedule=first["schedule"], lengths=[{"length": 1024, "rows": 1}])
     with pytest.raises(Refused, match=r"'length': 512}, run\.json has .*'length': 1024}"):
         kept(tmp_path, first, other, 10**9)
+
+
+def test_an_average_precision_and_compiling_are_kept_for_life(tmp_path):
+    where = tmp_path / "run.json"
+    old = good() | {"ema": {"horizon_tokens": "2_560", "from_tokens": "1e3"}}
+    checkpoint = parse_run(old, where).dump()
+    assert checkpoint["ema"] == {"horizon_tokens": 2560, "from_tokens": 1000}
+    assert (checkpoint["precision"], checkpoint["compile"]) == ("fp32", False)
+    assert check_kept(checkpoint, parse_run(old, where), where, tokens=2048) == []
+    new = good() | {"ema": None, "precision": "bf16", "compile": True}
+    with pytest.raises(Refused) as refused:
+        check_kept(checkpoint, parse_run(new, where), where, tokens=2048)
+    told = sorted(problem.split(": ")[1] for problem in refused.value.problems)
+    assert told == ["compile", "ema.from_tokens", "ema.horizon_tokens", "precision"]
+    new["allow_changes"] = ["ema", "precision", "compile"]
+    assert check_kept(checkpoint, parse_run(new, where), where, tokens=2048) == told
+
+
+def test_a_checkpoint_from_before_these_settings_has_their_defaults(tmp_path):
+    where = tmp_path / "run.json"
+    now = parse_run(good(), where)
+    before = {k: v for k, v in now.dump().items() if k not in ("ema", "precision", "compile")}
+    assert check_kept(before, now, where, tokens=2048) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"ema": {"horizon_tokens": 255, "from_tokens": 0}},
+            "at least the 256 tokens of an update, found 255",
+        ),
+        ({"ema": {"horizon_tokens": 0, "from_tokens": 0}}, "ema.horizon_tokens"),
+        ({"ema": {"horizon_tokens": 256}}, "ema.from_tokens"),
+        ({"ema": {"horizon_tokens": 256, "from_tokens": 4096}}, "the schedule ends at 4096 tokens"),
+        ({"ema": {"horizon_tokens": 256, "from_tokens": 1.5}}, "a token count is a whole number, found 1.5"),
+        ({"ema": 2e9}, "ema"),
+        ({"precision": "fp16"}, "precision"),
+        ({"compile": 1}, "compile"),
+    ],
+)
+def test_an_average_that_cannot_be_is_refused_by_name(tmp_path, changes, said):
+    value = good() | changes
+    value["schedule"][1]["to"] = 4096
+    with pytest.raises(Refused) as refused:
+        parse_run(value, tmp_path / "run.json")
+    (problem,) = refused.value.problems
+    assert said in problem
+
+
+def test_the_horizon_covers_the_largest_update_of_a_ramp(tmp_path):
+    ramp = [{"from": 0, "to": 2048, "tokens": 256}, {"from": 2048, "to": None, "tokens": 512}]
+    value = good() | {"tokens_per_update": ramp, "ema": {"horizon_tokens": 511, "from_tokens": 0}}
+    with pytest.raises(Refused, match="at least the 512 tokens"):
+        parse_run(value, tmp_path / "run.json")
+    value["ema"]["horizon_tokens"] = 512
+    assert parse_run(value, tmp_path / "run.json").ema is not None

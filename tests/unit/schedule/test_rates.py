@@ -4,7 +4,7 @@ import pytest
 
 from trainer_core.schedule.batch import update_rows
 from trainer_core.schedule.pieces import end_of, piece_at, problems
-from trainer_core.schedule.rates import RatePiece, learning_rate, weight_decay
+from trainer_core.schedule.rates import RatePiece, average_weight, learning_rate, weight_decay
 
 PIECES = (
     RatePiece(start=0, end=100, kind="warmup"),
@@ -61,3 +61,11 @@ def test_rows_of_an_update(tokens, end, left, rows):
         tokens_per_update=256, row_length=32, tokens=tokens, end_tokens=end, rows_left_in_part=left
     )
     assert found == rows
+
+
+def test_an_average_is_a_copy_up_to_its_start_and_then_moves_by_tokens():
+    horizon = {"horizon_tokens": 2000, "from_tokens": 300}
+    assert average_weight(100, update_tokens=100, **horizon) == 1.0
+    assert average_weight(300, update_tokens=100, **horizon) == 1.0
+    assert average_weight(301, update_tokens=100, **horizon) == 0.05
+    assert average_weight(700, update_tokens=200, **horizon) == 0.1

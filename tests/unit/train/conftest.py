@@ -7,9 +7,7 @@ import torch
 
 from tests.tools.memory_rows import MemoryRows
 from tests.tools.run_json import run_json
-from trainer_core.engine.backends.eager_replay import EagerReplay
-from trainer_core.engine.flat import flat_state
-from trainer_core.engine.step import Step
+from trainer_core.engine.assemble import make_step
 from trainer_core.line.checkpoints import discard_partial
 from trainer_core.line.config import parse_run
 from trainer_core.line.ledger import Ledger
@@ -19,7 +17,7 @@ from trainer_core.telemetry.heartbeat import Heartbeat
 from trainer_core.train.control import Control
 from trainer_core.train.loop import Loop
 from trainer_core.train.progress import START, Progress
-from trainer_core.train.resume import check_resume, find_resume_point, load_tensors
+from trainer_core.train.resume import check_resume, find_resume_point, load_state
 from trainer_core.train.saving import Saver, versions
 
 torch.set_num_threads(1)
@@ -66,8 +64,12 @@ class Rig:
         discard_partial(self.paths)
         point = find_resume_point(self.paths)
         model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
-        self.state = flat_state(model)
-        step = Step(model_loss=model.loss, state=self.state, backend=EagerReplay())
+        self.state, step = make_step(
+            model,
+            precision=config.precision,
+            ema=config.ema is not None,
+            recompute={shape.length: shape.ac for shape in config.lengths},
+        )
         progress = START
         if point is not None:
             check_resume(
@@ -78,8 +80,7 @@ class Rig:
                 data_identity=self.rows.identity(),
                 versions=versions(),
             )
-            load_tensors(point.info.path, self.state.state_tensors())
-            self.state.load_scalars(point.state["scalars"])
+            load_state(point, self.state)
             progress = Progress.from_dict(point.state)
         ledger = Ledger(self.paths.metrics, attempt=self.attempt)
         self.control = Control(self.paths, parent=None)
@@ -100,7 +101,6 @@ class Rig:
             heartbeat=Heartbeat(self.paths.heartbeat),
             control=self.control,
             progress=progress,
-            skipped_run=int(self.state.scalars()["skipped_run"]),
             attempt=self.attempt,
             wait_for_data=wait,
             say=self.lines.append,

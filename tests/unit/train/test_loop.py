@@ -66,10 +66,10 @@ def test_a_resume_at_any_update_repeats_the_bits(rig, reference, update):
     loop = broken.loop()
     real = loop._boundary
 
-    def die(trained):
+    def die(*what):
         if loop.progress.update == update:
             raise KeyboardInterrupt
-        real(trained)
+        real(*what)
 
     loop._boundary = die
     if update:

@@ -86,14 +86,14 @@ def interrupted(line, update, *, after_boundary):
     loop = line.loop()
     real = loop._boundary
 
-    def die(trained):
+    def die(*what):
         if after_boundary:
-            real(trained)
+            real(*what)
             loop.saver.wait(lambda: None)
         if loop.progress.update == update:
             raise KeyboardInterrupt
         if not after_boundary:
-            real(trained)
+            real(*what)
 
     loop._boundary = die
     with pytest.raises(KeyboardInterrupt):
