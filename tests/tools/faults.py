@@ -127,3 +127,23 @@ def _wrap(hook: Callable[[str, str], None], monkeypatch: Any = None) -> None:
         return plain_open(file, mode, *args, **kwargs)
 
     replace(builtins, "open", opened)
+
+
+def run_failing(work: Callable[[], object], at: int, error: int, monkeypatch: Any) -> OSError | None:
+    """Run `work` here with its `at`-th file operation failing by `error`; the OSError that it raised."""
+    left = at
+
+    def fail_if_due(_name: str, path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise OSError(error, os.strerror(error), path)
+
+    _wrap(fail_if_due, monkeypatch)
+    try:
+        work()
+    except OSError as raised:
+        return raised
+    finally:
+        monkeypatch.undo()
+    return None

@@ -11,9 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -155,39 +154,34 @@ class CheckpointWriter:
         self._paths = paths
         self._snapshot = Snapshot(live, host)
         self._threads = threads
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # A pool, for its thread is there already: the loop would wait until a new one has begun to run.
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._pool.submit(lambda: None).result()
+        self._writing: Future[Path] | None = None
 
     def save(self, update: int, state: Mapping[str, Any], before: Callable[[], None]) -> None:
         """Copy the live tensors and start writing; the writer must be idle (see `idle`).
 
         `before` is called beside the loop too: what it does is done before the checkpoint is published.
         """
-        assert self._thread is None, "a checkpoint is still being written"
+        assert self._writing is None, "a checkpoint is still being written"
         copied = self._snapshot.take()
-        arguments = (copied, before, update, dict(state))
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
-        self._thread.start()
+        self._writing = self._pool.submit(self._write, copied, before, update, dict(state))
 
-    def _write(self, copied: Wait, before: Callable[[], None], update: int, state: dict[str, Any]) -> None:
-        try:
-            copied()
-            before()
-            write_checkpoint(self._paths, update, self._snapshot.pieces(), state, threads=self._threads)
-        except BaseException as error:
-            self._error = error
+    def _write(self, copied: Wait, before: Callable[[], None], update: int, state: dict[str, Any]) -> Path:
+        copied()
+        before()
+        return write_checkpoint(self._paths, update, self._snapshot.pieces(), state, threads=self._threads)
 
     def idle(self, timeout: float = 0.0) -> bool:
         """Whether nothing is being written, after waiting at most `timeout` seconds.
 
         Raises what the last write raised, once.
         """
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._writing is None:
+            return True
+        if not wait([self._writing], timeout).done:
+            return False
+        written, self._writing = self._writing, None
+        written.result()
         return True
