@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,36 @@ from trainer_core.models.registry import build
 
 SHAPES = {"a.matrix": (40, 30), "b.matrix": (7, 301), "b.gain": (33,), "c.gain": (1,)}
 """Parameters of the recorded model; none fills its blocks."""
+
+
+class Faulty(nn.Module):
+    """An embedding, and a fault between it and the loss."""
+
+    def __init__(self, fault: Callable[[Faulty, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(16, 4))
+        self.fault = fault
+        self.kept: list[Tensor] = []
+        self.average: Tensor = torch.ones(())
+        self.counter = torch.zeros(3, dtype=torch.int64)
+        self.cpu = torch.ones(4, device="cpu")
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(4))
+
+    def rows(self) -> Tensor:
+        """A table without a gradient."""
+        return torch.ones(16, 4, device=self.table.device)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        self.targets = targets
+        x = self.fault(self, self.table[ids], ids)
+        return x.float().square().sum(), torch.ones((), device=ids.device).sum()
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [ParamGroup(name="all", decay=True, lr_mult=1.0, params=[("table", self.table)])]
+
+    def layer_label(self, name: str) -> str:
+        return name
 
 
 class _Dictated(torch.autograd.Function):

@@ -1,7 +1,8 @@
-"""The backend that captures nothing: it runs each part once on the meta device and reports what it saw.
+"""The backend that captures nothing: it runs each part on the meta device and reports what it saw.
 
 A report is about a part as a whole: what the guard saw, gradients that left the flat buffers, storages that
-the part left behind, bytes at the peak. Nothing needs a GPU or memory beyond the operators' descriptions.
+the part left behind, bytes at the peak. A part without a problem runs once more and must make the same calls.
+Nothing needs a GPU or memory beyond the operators' descriptions.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import gc
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer_core.engine.backends.guard import CannotGoOn, CaptureGuard, HostConstants, Problem
+from trainer_core.engine.backends.calls import read_call
+from trainer_core.engine.backends.guard import CaptureGuard, Problem
+from trainer_core.engine.backends.host_use import CannotGoOn, HostUse, generators_watched
 from trainer_core.engine.backends.protocol import Part, Wait
 from trainer_core.engine.flat import FlatState
 
@@ -49,16 +54,18 @@ class MetaCheck:
 
     def capture(self, part: Part) -> None:
         name = " ".join(map(str, part.key)) if isinstance(part.key, tuple) else str(part.key)
-        guard = CaptureGuard(name, part.constants)
+        writable = [*self._state.buffers(), *_put_back(part)]
+        guard = CaptureGuard(name, part.constants, writable)
         _run(part, guard)
         for left in self._state.unbound():
             guard.report("left-flat-buffer", left.split(" left ")[0], left)
         _report_left_behind(guard)
+        problems = guard.problems or _run_again(part, name, writable, guard)
         self.reports[part.key] = PartReport(
             part=name,
-            problems=tuple(guard.problems.values()),
+            problems=tuple(problems.values()),
             peak_bytes=guard.storages.peak_bytes,
-            num_ops=guard.num_ops,
+            num_ops=len(guard.calls),
             fingerprint=guard.fingerprint,
         )
 
@@ -75,12 +82,42 @@ class MetaCheck:
         return lambda: None
 
 
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers what operators write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.tensors += read_call(func, args, kwargs or {}).written
+        return func(*args, **kwargs or {})
+
+
+def _put_back(part: Part) -> list[Tensor]:
+    """What a part may change beside the flat buffers: that which its rehearsal puts back."""
+    writes = _Writes()
+    with writes, part.rehearsal():
+        pass
+    return writes.tensors
+
+
+def _run_again(part: Part, name: str, writable: list[Tensor], earlier: CaptureGuard) -> dict[Any, Problem]:
+    """What only a second run shows: numbers of the host that went into the first one."""
+    guard = CaptureGuard(name, part.constants, writable, earlier=earlier)
+    _run(part, guard)
+    return guard.problems
+
+
 def _run(part: Part, guard: CaptureGuard) -> None:
     """Runs a part to its end or to the first problem that hides what comes after it."""
     sizes = [(t.untyped_storage(), t.untyped_storage().nbytes()) for t in part.constants]
     try:
-        with HostConstants(guard), guard:
+        with generators_watched(guard), HostUse(guard), guard:
             part.run()
+        guard.compare_end()
     except CannotGoOn:
         pass
     except Exception as error:

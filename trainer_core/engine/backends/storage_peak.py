@@ -46,6 +46,10 @@ class StoragePeak:
             if storage._cdata not in known and storage._cdata not in self._live:
                 self._born(storage, op)
 
+    def born(self, tensor: Tensor) -> bool:
+        """Whether a tensor's storage is one of those that were made and live."""
+        return tensor.untyped_storage()._cdata in self._live
+
     def alive(self) -> list[Birth]:
         """The storages that are not gone, oldest first."""
         return list(self._live.values())
