@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_core.data.rows.source import Part, RowSource, ValidationRows
+from trainer_core.data.rows.source import Part, RowSource
 from trainer_core.engine.step import Step
 from trainer_core.errors import NoData, Refused
 from trainer_core.line.config import RunConfig
@@ -27,10 +27,10 @@ from trainer_core.telemetry.heartbeat import Heartbeat, Stage
 from trainer_core.train.boundary import Due, due_after
 from trainer_core.train.control import Control, StopReason
 from trainer_core.train.progress import Progress
-from trainer_core.train.readings import Asked, finite, update_scalars
+from trainer_core.train.readings import Asked, update_scalars
 from trainer_core.train.saving import Saver
 from trainer_core.train.updates import Updates
-from trainer_core.train.validate import validate
+from trainer_core.train.validate import Validator
 
 POLL_SECONDS = 0.1
 """Between two looks for a cycle that is not published yet."""
@@ -85,9 +85,16 @@ class Loop:
             say=self.say,
         )
         self._cycle: tuple[int, tuple[Part, ...]] | None = None
-        self._validation: tuple[tuple[int, int], ValidationRows] | None = None
+        self._validator = Validator(
+            config=self.config,
+            rows=self.rows,
+            step=self.step,
+            ledger=self.ledger,
+            watch=self._watch,
+            say=self.say,
+        )
         # What is wrong with these rows is known before anything is trained.
-        self._validation_rows(self.config.row_length(self.progress.tokens), self.progress.position.cycle)
+        self._validator.rows(self.config.row_length(self.progress.tokens), self.progress.position.cycle)
 
     @property
     def done(self) -> Progress:
@@ -179,7 +186,8 @@ class Loop:
         """Do what is due after an update in rows of length `trained`: validation, checkpoint, stop."""
         if due.validation:
             cycle = self.progress.position.cycle if due.ended_cycle is None else due.ended_cycle
-            self._validate(trained, cycle)
+            self._beat("validating")
+            self._validator.validate(self.progress, trained, cycle, lambda: self._beat("validating"))
         # A rolling one amid skipped updates would push out the last one before them.
         if due.checkpoint and (due.kept is not None or not self._updates.skipped_run):
             self._save(due.kept)
@@ -201,26 +209,6 @@ class Loop:
             self._save(None)
             self._drain()
             raise Stopped(reason)
-
-    def _validate(self, row_length: int, cycle: int) -> None:
-        """Validate on the rows of the length and cycle that the last update had."""
-        self._beat("validating")
-        with self._watch.cause("validation"):
-            losses = validate(
-                self._validation_rows(row_length, cycle),
-                self.step.evaluate,
-                micro_rows=self.config.shape(row_length).rows,
-                beat=lambda: self._beat("validating"),
-            )
-        readings = {name: finite(loss) for name, loss in losses.items()}
-        row = {"time": time.time(), "tokens": self.progress.tokens, **readings}
-        self.ledger.append("validation", self.progress.update, row)
-        self.say(f"update {self.progress.update}  validation mix {losses[f'val_{row_length}/mix']:.4f}")
-
-    def _validation_rows(self, row_length: int, cycle: int) -> ValidationRows:
-        if self._validation is None or self._validation[0] != (row_length, cycle):
-            self._validation = ((row_length, cycle), self.rows.validation(row_length, cycle))
-        return self._validation[1]
 
     def _save(self, kept: str | None) -> None:
         self._beat("checkpointing")

@@ -6,12 +6,19 @@ is the plain mean over the sources.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_core.data.rows.source import ValidationRows
+from trainer_core.data.rows.source import RowSource, ValidationRows
+from trainer_core.engine.step import Step
+from trainer_core.line.config import RunConfig
+from trainer_core.line.ledger import Ledger
+from trainer_core.telemetry.goodput import Stopwatch
+from trainer_core.train.progress import Progress
+from trainer_core.train.readings import finite
 
 Evaluate = Callable[[NDArray[np.int64]], tuple[float, int]]
 """Loss sum and number of targets of some rows [R, L+1]."""
@@ -45,3 +52,44 @@ def validate(
         f"{prefix}/mix": mix / shares,
         f"{prefix}/mean": sum(losses.values()) / len(losses),
     }
+
+
+class Validator:
+    """Validates one line and writes its readings; owns which rows are pinned for a row length and cycle."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        rows: RowSource,
+        step: Step,
+        ledger: Ledger,
+        watch: Stopwatch,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._rows = rows
+        self._step = step
+        self._ledger = ledger
+        self._watch = watch
+        self._say = say
+        self._held: tuple[tuple[int, int], ValidationRows] | None = None
+
+    def rows(self, row_length: int, cycle: int) -> ValidationRows:
+        """The held-out rows of a length, with the recipe of a cycle."""
+        if self._held is None or self._held[0] != (row_length, cycle):
+            self._held = ((row_length, cycle), self._rows.validation(row_length, cycle))
+        return self._held[1]
+
+    def validate(self, at: Progress, row_length: int, cycle: int, beat: Callable[[], None]) -> None:
+        """Validate the line as it stands at `at`, on the rows of the length and cycle of its last update."""
+        with self._watch.cause("validation"):
+            losses = validate(
+                self.rows(row_length, cycle),
+                self._step.evaluate,
+                micro_rows=self._config.shape(row_length).rows,
+                beat=beat,
+            )
+        readings = {name: finite(loss) for name, loss in losses.items()}
+        self._ledger.append("validation", at.update, {"time": time.time(), "tokens": at.tokens, **readings})
+        self._say(f"update {at.update}  validation mix {losses[f'val_{row_length}/mix']:.4f}")
