@@ -21,6 +21,7 @@ class InPieces:
         self._devices, self._largest = devices, largest
         self.name, self.memory, self.processes = devices.name, devices.memory, devices.processes
         self.open_pool, self.give_back = devices.open_pool, devices.give_back
+        self.forget_peak = devices.forget_peak
 
     def allocate(self, gpu: int, num_bytes: int) -> object:
         if num_bytes > self._largest:

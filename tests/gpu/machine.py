@@ -21,6 +21,7 @@ from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
 from trainer_core.gpu.arena import GIB, SLACK, Arena
 from trainer_core.gpu.devices import Devices, TorchDevices
 from trainer_core.kernels import adamw
+from trainer_core.measure.peaks import GpuPeaks, known_gpu
 from trainer_core.models.registry import build
 
 
@@ -50,11 +51,31 @@ class Machine:
     """Captures that fail in a row."""
     slack: int = SLACK
     """What the arena leaves."""
+    peaks: GpuPeaks | None = None
+    """What the GPU can do at most, where that is known."""
+    parameters: int = 1 << 30
+    """Parameters of an update whose bandwidth is measured."""
+    peak: Callable[[], int]
+    """The most memory that this process had in use since the arena was held."""
+    large: str = "llama-1p3b"
+    """Preset whose speed is measured."""
+    large_shape: tuple[int, int] = (4096, 4)
+    """Its row length and rows."""
+    accum: int = 8
+    """Micro-batches of its updates."""
+    tuned: str = "llama-150m"
+    """Preset whose rows are tuned."""
+    tuned_shape: tuple[int, int] = (2048, 16)
+    """Its row length, and rows to begin with."""
 
     @property
     def free(self) -> int:
         """Free bytes now."""
         return self.devices.memory(0).free
+
+    def wait(self) -> None:
+        """Until the GPU is idle."""
+        self.cuda.synchronize()
 
     def arena(self) -> Arena:
         return Arena(self.devices, 0, slack=self.slack)
@@ -72,6 +93,8 @@ def gpu_machine() -> Machine:
         cuda=TorchCuda(device),
         neighbour=_neighbour,
         optimizer=adamw.choose(device),
+        peak=lambda: torch.cuda.max_memory_allocated(device),
+        peaks=known_gpu(torch.cuda.get_device_name(device)),
     )
 
 

@@ -188,6 +188,9 @@ class SimulatedGpu:
             return self.tensor(num_bytes)
         return self.current.allocate(num_bytes)
 
+    def forget_peak(self, gpu: int) -> None:
+        self.log.append("forget peak")
+
     def give_back(self, gpu: int) -> None:
         self.log.append("give back")
         for pool in self.pools:

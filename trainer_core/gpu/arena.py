@@ -57,7 +57,7 @@ class Arena:
     def hold(self) -> None:
         """Takes all free memory but the slack, for allocations on the stream that is current now.
 
-        Less than all is held where the memory is in pieces or another process is faster. AwaitingGPU when
+        What is held but not in use counts in no peak. Less than all is held where the memory is in pieces or another process is faster. AwaitingGPU when
         other processes leave less than a block, Refused when the GPU is too small without them.
         """
         assert self._pool is None, "the arena is held already"
@@ -65,6 +65,7 @@ class Arena:
         self._pool = self._devices.open_pool(self._gpu)
         try:
             self._grow(self._pool)
+            self._devices.forget_peak(self._gpu)
         except BaseException:
             self.release()
             raise

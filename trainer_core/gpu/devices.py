@@ -96,6 +96,10 @@ class Devices(Protocol):
         """Memory for work on the current stream, until the object is gone; torch.OutOfMemoryError."""
         ...
 
+    def forget_peak(self, gpu: int) -> None:
+        """The most that this process had in use is counted from now on."""
+        ...
+
     def give_back(self, gpu: int) -> None:
         """Returns what this process took and nothing uses, pools that nobody holds included."""
         ...
@@ -160,6 +164,9 @@ class TorchDevices:
 
     def allocate(self, gpu: int, num_bytes: int) -> object:
         return torch.empty(num_bytes, dtype=torch.uint8, device=torch.device("cuda", gpu))
+
+    def forget_peak(self, gpu: int) -> None:
+        torch.cuda.reset_peak_memory_stats(gpu)
 
     def give_back(self, gpu: int) -> None:
         torch.cuda.synchronize(gpu)

@@ -14,7 +14,7 @@ from trainer_core.engine.step import UpdateScalars
 from trainer_core.errors import Refused
 from trainer_core.kernels import adamw
 
-HOLD = ["load", "give back", "open pool", "pool on", "pool off"]
+HOLD = ["load", "give back", "open pool", "pool on", "pool off", "forget peak"]
 CAPTURE = ["pool on", "run", "run", "pool off", "synchronize", "begin", "run", "end"]
 
 

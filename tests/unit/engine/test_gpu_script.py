@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.gpu import arena_checks, capture
-from tests.gpu.machine import Machine, run_checks
+from tests.gpu.machine import run_checks
 from tests.tools.simulated_gpu import SimulatedGpu
-from tests.unit.engine.fake_cuda import FakeCuda
+from tests.unit.gpu.cpu_machine import cpu_machine
 from trainer_core.gpu.devices import GpuMemory
 from trainer_core.kernels import adamw
-
-
-def _machine(gpu: SimulatedGpu | None = None) -> Machine:
-    gpu = gpu or SimulatedGpu()
-
-    @contextmanager
-    def neighbour(num_bytes: int):
-        held = gpu.other_process(77, num_bytes)
-        yield
-        del held
-        gpu.listed.clear()
-
-    return Machine(
-        device=torch.device("cpu"),
-        devices=gpu,
-        cuda=FakeCuda(gpu=gpu),
-        neighbour=neighbour,
-        optimizer=adamw.update_reference,
-        model="llama-nano-cpu",
-        vocab=64,
-        shapes=((1, 8), (1, 12)),
-        updates=3,
-        failures=2,
-    )
 
 
 def _missed(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -48,7 +20,7 @@ def _missed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_every_check_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_checks(capture.CHECKS, _machine()), capsys.readouterr().out
+    assert run_checks(capture.CHECKS, cpu_machine()), capsys.readouterr().out
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(capture.CHECKS)
     assert all(line.startswith("ok") for line in lines)
@@ -59,7 +31,7 @@ def test_an_update_that_always_moves_is_a_miss(capsys: pytest.CaptureFixture[str
         adamw.update_reference(buffers, c)
         buffers.P.add_(1e-3)
 
-    assert not run_checks(capture.CHECKS[:5], replace(_machine(), optimizer=moving))
+    assert not run_checks(capture.CHECKS[:5], replace(cpu_machine(), optimizer=moving))
     assert _missed(capsys) == [
         "preparing moves no bit",
         "replays equal eager",
@@ -78,7 +50,7 @@ def test_memory_that_is_lost_is_a_miss(capsys: pytest.CaptureFixture[str]) -> No
             self.looks += 1
             return replace(super().memory(gpu), ours=self.looks)
 
-    assert not run_checks(capture.CHECKS[4:6], _machine(Lost()))
+    assert not run_checks(capture.CHECKS[4:6], cpu_machine(Lost()))
     assert _missed(capsys) == ["release and capture again", "failed captures hold nothing"]
 
 
@@ -94,7 +66,7 @@ def test_a_pool_that_grows_is_a_miss(capsys: pytest.CaptureFixture[str]) -> None
             finally:
                 self.stream = stream
 
-    machine = replace(_machine(Elsewhere()), shapes=((1, 48), (1, 96)))
+    machine = replace(cpu_machine(Elsewhere()), shapes=((1, 48), (1, 96)))
     assert not run_checks(arena_checks.CHECKS[:1], machine)
     assert _missed(capsys) == ["the arena serves every capture"]
 
@@ -106,13 +78,5 @@ def test_an_arena_that_takes_too_much_is_a_miss(capsys: pytest.CaptureFixture[st
         def memory(self, gpu: int) -> GpuMemory:
             return replace(super().memory(gpu), free=self.space.size)
 
-    assert not run_checks(arena_checks.CHECKS[3:5], _machine(Blind()))
+    assert not run_checks(arena_checks.CHECKS[3:5], cpu_machine(Blind()))
     assert _missed(capsys) == ["others are left what they hold", "nothing to hold names who has it"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize("script", ["capture"])
-def test_without_a_gpu_it_says_so(script: str) -> None:
-    command = [sys.executable, f"tests/gpu/{script}.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "no GPU\n"), done.stderr
