@@ -57,8 +57,9 @@ class Arena:
     def hold(self) -> None:
         """Takes all free memory but the slack, for allocations on the stream that is current now.
 
-        What is held but not in use counts in no peak. Less than all is held where the memory is in pieces or another process is faster. AwaitingGPU when
-        other processes leave less than a block, Refused when the GPU is too small without them.
+        Less is held where the memory is in pieces or another process is faster; what is held but not in use
+        counts in no peak. AwaitingGPU when other processes leave less than a block, Refused when the GPU is
+        too small without them.
         """
         assert self._pool is None, "the arena is held already"
         self._devices.give_back(self._gpu)
