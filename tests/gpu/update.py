@@ -55,7 +55,7 @@ class Given(nn.Module):
             self.grads[i] = grad.to(param.device)
 
     def loss(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        count = torch.tensor(targets.numel(), device=targets.device)
+        count = torch.full((), targets.numel(), device=targets.device)
         pairs = zip(self.layers, self.grads, strict=True)
         terms = [(param.float() * grad).sum() for param, grad in pairs if grad is not None]
         return count * sum(terms, self.layers[-1].float().sum() * 0), count
