@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from trainer_core.data.files.listing import reasons, why_ignored
@@ -16,6 +17,7 @@ from trainer_core.data.prepare.disk_bound import DiskBound, disk_bound
 from trainer_core.data.sources import DataLine, SourceSpec
 
 _SHOWN_STRATA = 12
+_MANY_CYCLES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,20 +146,16 @@ def _constant(part: str) -> bool:
 
 
 def _lasts(line: DataLine, source: SourceSpec, tokens: int) -> int | None:
-    """Whole cycles until its tokens are used up, following the pieces; None when that is far away."""
-    last = line.pieces[-1].from_cycle
-    taken = 0.0
-    for cycle in range(last + 1):
-        piece = line.piece_at(cycle)
-        share = piece.shares.get(source.name, 0) / piece.denominator
-        left = tokens - taken
-        if cycle == last:
-            more = left / (share * line.cycle_tokens) if share else float("inf")
-            return None if more > 100_000 else cycle + int(more)
-        taken += share * line.cycle_tokens
-        if taken > tokens:
-            return cycle
-    raise AssertionError("there is a last piece")
+    """Whole cycles until its tokens are used up, piece by piece; None when there are more than 100,000."""
+    left = Fraction(tokens)
+    ends = [piece.from_cycle for piece in line.pieces[1:]]
+    for piece, end in zip(line.pieces, [*ends, None], strict=True):
+        rate = Fraction(line.cycle_tokens * piece.shares.get(source.name, 0), piece.denominator)
+        if rate and (end is None or left < rate * (end - piece.from_cycle)):
+            cycles = piece.from_cycle + left // rate
+            return cycles if cycles <= _MANY_CYCLES else None
+        left -= rate * ((end or piece.from_cycle) - piece.from_cycle)
+    return None
 
 
 def _size(count: int) -> str:

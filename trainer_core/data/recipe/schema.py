@@ -85,7 +85,7 @@ class SourceRecipe(_Strict):
 class PieceRecipe(_Strict):
     """Shares from one cycle on."""
 
-    from_cycle: Annotated[int, Field(ge=0)] = 0
+    from_cycle: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] = 0
     """First cycle with these shares."""
     shares: dict[str, Annotated[Fraction, BeforeValidator(values.share), PlainSerializer(values.share_json)]]
     """Share of the tokens per source, 0.25 or "1/4"; a source that is not named has none."""
