@@ -1,0 +1,109 @@
+"""`nstrain bench`: measures a preset's training on this machine, or says what hardware would allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from deployments.cli.printing import Flag, print_json, say
+from trainer_core.errors import Refused
+from trainer_core.host import load_host
+
+
+def bench(
+    *,
+    model: str,
+    seq_len: int | None = None,
+    rows: int | None = None,
+    accum: int = 1,
+    ac: str = "none",
+    precision: Literal["fp32", "bf16"] | None = None,
+    ema: Flag = False,
+    compile: Flag = False,
+    device: str | None = None,
+    updates: int = 5,
+    threads: int = 1,
+    profile: Flag = False,
+    against: Literal["hf-trainer", "nanogpt"] | None = None,
+    limits: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Measure a preset's training on this machine: tokens/s, MFU, the update's bandwidth, memory, kernels.
+
+    Parameters
+    ----------
+    model
+        Preset to train; its vocabulary is the preset's.
+    seq_len
+        Tokens of a row; the preset's when left out.
+    rows
+        Rows of a micro-batch; the preset's when left out.
+    accum
+        Micro-batches of an update.
+    ac
+        What the backward pass recomputes: none or full.
+    precision
+        fp32 or bf16; left out: fp32 on a CPU, bf16 on a GPU, in a comparison every one that is fast here.
+    ema
+        Keep a moving average of the weights.
+    compile
+        Let torch compile the loss; in a comparison, also a contender that is compiled.
+    device
+        cpu, cuda or cuda:N; a GPU if there is one.
+    updates
+        Updates that are timed.
+    threads
+        CPU threads; a comparison has one.
+    profile
+        Write a chrome trace of an update into the current folder.
+    against
+        Compare with another trainer, on a CPU, on the same weights and rows.
+    limits
+        Print the least time on known GPUs, and measure nothing.
+    json
+        Print one JSON value.
+    """
+    problems = [
+        f"--{name} {value}: expected at least 1"
+        for name, value in (("updates", updates), ("threads", threads))
+        if value < 1
+    ]
+    if limits and (against or profile):
+        problems.append("--limits measures nothing: leave out --against and --profile")
+    if against and profile:
+        problems.append("--against and --profile are two measurements: leave out one")
+    if problems:
+        raise Refused(problems)
+    load_host()
+    import torch
+
+    from trainer_core.measure import bench as measure
+    from trainer_core.measure import bench_text as text
+    from trainer_core.measure.throughput import preset_workload
+
+    torch.set_num_threads(threads)
+    on_cpu = against or limits or not torch.cuda.is_available()
+    where = device or ("cpu" if on_cpu else "cuda")
+    workload = preset_workload(
+        model,
+        seq_len=seq_len,
+        rows=rows,
+        accum=accum,
+        ac=ac,
+        precision=precision or ("fp32" if where == "cpu" else "bf16"),
+        ema=ema,
+        compile=compile,
+        device=where,
+    )
+    if limits:
+        found = measure.bench_limits(workload)
+        shown = text.limits_text
+    elif against:
+        found = measure.bench_against(workload, against, precision=precision, rounds=updates)
+        shown = text.against_text
+    else:
+        name = f"bench-{model}-{workload.rows}x{workload.seq_len}.trace.json"
+        found = measure.bench(workload, updates=updates, trace=Path(name) if profile else None)
+        shown = text.bench_text
+    print_json(found) if json else say(shown(found))
+    return 0
