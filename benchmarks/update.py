@@ -84,10 +84,12 @@ def _ours(P: Tensor, G: Tensor, M: Tensor, V: Tensor, E: Tensor) -> Callable[[],
         products=torch.ones(2, dtype=torch.float64),
         counters=torch.zeros(3, dtype=torch.int64),
     )
+    squares = torch.zeros(blocks[1], dtype=torch.float64)
     norm, update = grad_norm.choose(segments, P.device), adamw.choose(P.device)
 
     def run() -> None:
-        norm(G, state)
+        norm.squares(G, squares)
+        norm.finish(squares, state)
         for i, part in enumerate((slice(0, cut), slice(cut, n))):
             c = adamw.Coefficients(
                 lr=block[5 + 2 * i],

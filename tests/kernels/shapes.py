@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer_core.kernels.adamw import Buffers, Coefficients
-from trainer_core.kernels.grad_norm import BLOCK, NormState, Segments
+from trainer_core.kernels.grad_norm import BLOCK, GradNorm, NormState, Segments
 
 SIZES = {
     "one": 1,
@@ -82,6 +82,13 @@ def norm_state(segments: Segments, max_norm: float = 1.5) -> NormState:
         products=doubles(0.9**2, 0.95**2),
         counters=torch.tensor([2, 1, 1]),
     )
+
+
+def whole(norm: GradNorm, G: Tensor, s: NormState) -> None:
+    """Both halves of the norm on one rank."""
+    blocks = torch.full((G.numel() // BLOCK,), torch.nan, dtype=torch.float64)
+    norm.squares(G, blocks)
+    norm.finish(blocks, s)
 
 
 def close(got: Tensor, wanted: Tensor, bar: float = 1e-7) -> bool:

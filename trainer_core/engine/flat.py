@@ -8,7 +8,8 @@ what autograd makes is added to G. Padding is zero and stays zero. Everything th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -54,11 +55,16 @@ class FlatState:
         """b1^t and b2^t over the applied updates: they move only when an update is applied."""
         self.counters = torch.zeros(3, device=self.device, dtype=torch.int64)
         """Applied updates, skipped updates in all, skipped updates since the last applied one."""
+        self.dropout_counter = torch.zeros(3, device=self.device, dtype=torch.int64)
+        """Seed, number of the update, number of the micro-batch in it: what dropout is a hash of."""
         self._bound: list[tuple[nn.Parameter, Tensor, Tensor | None]] = []
         self._hooks: list[Any] = []
 
     def bind(self, module: nn.Module) -> None:
-        """Moves the module's parameters into P; from here on they and their gradients are views."""
+        """Moves the module's parameters into P; from here on they and their gradients are views.
+
+        A module that has a `dropout_counter` is given ours.
+        """
         module.to(self.device)
         params = dict(module.named_parameters())
         missing = {slot.name for slot in self.layout.slots} ^ params.keys()
@@ -81,6 +87,8 @@ class FlatState:
                 param.data = weight
                 self._hooks.append(sum_gradients(param, grad))
                 self._bound.append((param, weight, None))
+        if hasattr(module, "dropout_counter"):
+            module.dropout_counter = self.dropout_counter
         self._follow()
         if self.E is not None:
             self.E.copy_(self.P)
@@ -99,6 +107,19 @@ class FlatState:
         """Every parameter is still its view, and its gradient is in G and nowhere else."""
         found = self.unbound()
         assert not found, found
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the bound module's parameters are E, in the dtype it computes in; no buffer changes."""
+        assert self.E is not None
+        average = self.E if self.W is None else self.E.to(self.W.dtype)
+        try:
+            for (param, _, _), slot in zip(self._bound, self.layout.slots, strict=True):
+                param.data = average[slot.offset : slot.offset + slot.numel].view(slot.shape)
+            yield
+        finally:
+            for param, weight, _ in self._bound:
+                param.data = weight
 
     def buffers(self) -> tuple[Tensor, ...]:
         """Every flat buffer."""

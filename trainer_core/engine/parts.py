@@ -16,7 +16,6 @@ from torch import Tensor
 from trainer_core.engine.backends.protocol import Part
 from trainer_core.engine.flat import FlatState
 from trainer_core.kernels import adamw, grad_norm
-from trainer_core.kernels.grad_norm.reference import block_squares, finish, norms
 
 Shape = tuple[int, int]
 """Rows of a micro-batch and ids of a row, one more than its targets."""
@@ -50,10 +49,9 @@ class StepParts:
         self.loss_sum = self.report[1 + num_labels :][:1]
         self.eval_sum = self._static(1)
         self.blocks = self._static(state.layout.total // grad_norm.BLOCK)
-        """Sums of squares of the norm's blocks, where ranks exchange them."""
+        """Sums of squares of the norm's blocks, which ranks exchange."""
         self._inputs: dict[Shape, Tensor] = {}
-        self._segments = state.layout.norm_segments
-        self._grad_norm = grad_norm.choose(self._segments, state.device)
+        self._grad_norm = grad_norm.choose(state.layout.norm_segments, state.device)
         self._norm_state = grad_norm.NormState(
             max_norm=self.scalars[CLIP],
             betas=self.scalars[BETA1 : BETA2 + 1],
@@ -74,6 +72,13 @@ class StepParts:
         """Frees the static ids."""
         self._inputs.clear()
 
+    def begin(self, first: int) -> None:
+        """Before an update's micro-batches, numbered from `first`; a skipped update has a number too."""
+        self.loss_sum.zero_()
+        counter, counters = self._state.dropout_counter, self._state.counters
+        torch.add(counters[:1], counters[1:2], out=counter[1:2])
+        counter[2:].fill_(first)
+
     def micro(self, shape: Shape) -> Part:
         """Forward and backward of a micro-batch: adds to G and to the loss sum."""
         constants = (self.input(shape), self.scalars, *self._weights())
@@ -83,6 +88,12 @@ class StepParts:
         """Forward alone, into `eval_sum`."""
         constants = (self.input(shape), *self._weights(), self._state.G)
         return self._part(("evaluate", *shape), partial(self._evaluate, shape), *constants)
+
+    def evaluate_average(self, shape: Shape) -> Part:
+        """`evaluate` with the moving average in place of the parameters."""
+        assert self._state.E is not None
+        constants = (self.input(shape), *self._weights(), self._state.E, self._state.G)
+        return self._part(("average", *shape), partial(self._evaluate_average, shape), *constants)
 
     def norm(self) -> Part:
         """Norms, clip, judgement and counters from G."""
@@ -114,7 +125,8 @@ class StepParts:
     def _rehearsal(self) -> Iterator[None]:
         """Between updates G is zero and an update that is not ok moves nothing: the rest is put back."""
         norm = self._norm_state
-        changed = (self.report, self.eval_sum, self.blocks, norm.ok, norm.clip, norm.products, norm.counters)
+        results = (self.report, self.eval_sum, self.blocks, norm.ok, norm.clip)
+        changed = (*results, norm.products, norm.counters, self._state.dropout_counter)
         kept = [tensor.clone() for tensor in changed]
         norm.ok.fill_(False)
         try:
@@ -133,27 +145,29 @@ class StepParts:
         loss = self._forward(shape)
         (loss * self.scalars[LOSS_SCALE]).backward()  # type: ignore[no-untyped-call]
         self.loss_sum += loss.detach()
+        self._state.dropout_counter[2:] += 1
 
     @torch.no_grad()
     def _evaluate(self, shape: Shape) -> None:
         self.eval_sum.copy_(self._forward(shape).reshape(1))
 
+    def _evaluate_average(self, shape: Shape) -> None:
+        with self._state.averaged():
+            self._evaluate(shape)
+
     @torch.no_grad()
     def _norm(self) -> None:
-        self._grad_norm(self._state.G, self._norm_state)
-        self._judge()
+        self._squares()
+        self._finish()
 
     @torch.no_grad()
     def _squares(self) -> None:
         start, end = (edge // grad_norm.BLOCK for edge in self._owned)
-        self.blocks[start:end] = block_squares(self._state.G[slice(*self._owned)])
+        self._grad_norm.squares(self._state.G[slice(*self._owned)], self.blocks[start:end])
 
     @torch.no_grad()
     def _finish(self) -> None:
-        finish(norms(self.blocks, self._segments), self._norm_state)
-        self._judge()
-
-    def _judge(self) -> None:
+        self._grad_norm.finish(self.blocks, self._norm_state)
         self.report[-2:-1].copy_(self._norm_state.ok)
         self.report[-1].copy_(self._norm_state.counters[2])
 

@@ -90,8 +90,10 @@ class Step:
         optimizer: adamw.AdamWUpdate | None = None,
         collective: Collective | None = None,
         lanes: int = 1,
+        seed: int = 0,
     ) -> None:
         self._state = state
+        state.dropout_counter[0] = seed
         self._backend = backend
         self._collective = collective or SingleProcess()
         self._num_lanes = len(owned(lanes, self._collective.world, self._collective.rank))
@@ -117,7 +119,10 @@ class Step:
         """Records every part for micro-batches and evaluations of (rows, row length), if it is not yet."""
         with self._backend.active():
             self._record_training({(rows, length + 1) for rows, length in micro})
-            self._record_evaluations({(rows, length + 1) for rows, length in evaluations})
+            shapes = {(rows, length + 1) for rows, length in evaluations}
+            self._record_evaluations(shapes)
+            if self._state.E is not None:
+                self._record_evaluations(shapes, average=True)
 
     def update(self, micro_batches: Sequence[Rows], scalars: UpdateScalars) -> UpdateResult:
         """Trains on the micro-batches of one update, in their order, and waits for what happened."""
@@ -146,13 +151,16 @@ class Step:
         """What happened in the updates that were not read yet, oldest first, but the newest `lag` of them."""
         return [self._read() for _ in range(len(self._results) - lag)]
 
-    def evaluate(self, rows: Rows) -> tuple[float, int]:
-        """Loss summed over the targets of rows, and their number; touches no training state."""
+    def evaluate(self, rows: Rows, *, average: bool = False) -> tuple[float, int]:
+        """Loss summed over the targets of rows, and their number; touches no training state.
+
+        With `average` it is the loss of the moving average of the parameters.
+        """
         with self._backend.active():
             shape = _shape(rows)
-            self._record_evaluations({shape})
+            self._record_evaluations({shape}, average=average)
             self._load(rows)
-            self._backend.replay(("evaluate", *shape))
+            self._backend.replay(("average" if average else "evaluate", *shape))
             return float(self._parts.eval_sum), num_targets(rows)
 
     def release(self) -> None:
@@ -169,8 +177,9 @@ class Step:
         parts += [self._parts.norm()] if alone else [self._parts.squares(), self._parts.finish()]
         self._record([*parts, self._parts.update()])
 
-    def _record_evaluations(self, shapes: set[Shape]) -> None:
-        self._record([self._parts.evaluate(shape) for shape in _largest_first(shapes)])
+    def _record_evaluations(self, shapes: set[Shape], *, average: bool = False) -> None:
+        part = self._parts.evaluate_average if average else self._parts.evaluate
+        self._record([part(shape) for shape in _largest_first(shapes)])
 
     def _record(self, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -180,7 +189,7 @@ class Step:
 
     def _accumulate(self, micro_batches: Sequence[Rows]) -> None:
         """Gradients into G and the loss into the report, lane by lane."""
-        self._parts.loss_sum.zero_()
+        self._parts.begin(self._collective.rank * len(micro_batches))
         sums = LaneSums((self._state.G, self._parts.loss_sum))
         for lane, members in enumerate(cut(micro_batches, self._num_lanes), start=1):
             for rows in members:

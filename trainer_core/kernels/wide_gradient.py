@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _NAME = "_wide_gradient"
@@ -18,15 +19,20 @@ def sum_gradients(param: nn.Parameter, wide: Tensor) -> Any:
     """From here on the gradients of `param` end up in `wide`, of its shape; the handle that ends it."""
 
     def add(param: Tensor) -> None:
-        assert param.grad is not None
-        wide.add_(param.grad)
-        param.grad = None
+        if param.grad is not None:  # autograd calls also where a kernel gave it none
+            wide.add_(param.grad)
+            param.grad = None
 
     setattr(param, _NAME, wide)
     return param.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
 
 
 def wide_gradient(param: Tensor) -> Tensor | None:
-    """The float32 buffer that the gradient of a parameter is summed in, where it has one."""
+    """The float32 buffer that the gradient of a parameter is summed in, where a kernel may add to it itself.
+
+    A compiled graph may not: it hands its gradients to autograd.
+    """
+    if torch.compiler.is_compiling():
+        return None
     wide: Tensor | None = getattr(param, _NAME, None)
     return wide

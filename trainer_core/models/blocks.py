@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from trainer_core.kernels.embedding import embedding
 from trainer_core.kernels.norm import rms_norm
 
 
@@ -47,7 +48,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, width, dtype=dtype))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        return embedding(ids, self.weight)
 
 
 def rope_tables(max_len: int, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tests.kernels.shapes import PLANTED, norm_state
-from trainer_core.kernels.grad_norm import BLOCK, NormState, Segments, grad_norm_reference
-from trainer_core.kernels.grad_norm.triton import grad_norm_triton
+from tests.kernels.shapes import PLANTED, norm_state, whole
+from trainer_core.kernels.grad_norm import BLOCK, NormState, ReferenceGradNorm, Segments
+from trainer_core.kernels.grad_norm.triton import TritonGradNorm
 
 CPU = torch.device("cpu")
 
@@ -31,8 +31,8 @@ def _gradients(segments: Segments) -> torch.Tensor:
 
 def _both(segments: Segments, G: torch.Tensor, max_norm: float = 1.5) -> tuple[NormState, NormState]:
     ours, twin = norm_state(segments, max_norm), norm_state(segments, max_norm)
-    grad_norm_triton(segments, CPU, chunk=4)(G, ours)
-    grad_norm_reference(segments)(G, twin)
+    whole(TritonGradNorm(segments, CPU, chunk=4), G, ours)
+    whole(ReferenceGradNorm(segments), G, twin)
     return ours, twin
 
 
@@ -88,3 +88,20 @@ def test_gradients_of_zero_are_applied_without_a_clip() -> None:
     segments = LAYOUTS["two groups"]
     ours, _ = _both(segments, torch.zeros(46 * BLOCK))
     assert bool(ours.ok) and not ours.norms.any() and float(ours.clip) == 1.0
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_shards_give_the_bits_of_the_whole(world: int) -> None:
+    """Ranks sum the squares of their own blocks, as many each, and finish from those of all."""
+    segments = LAYOUTS["two groups"]
+    G = torch.cat([_gradients(segments), torch.zeros(2 * BLOCK)])
+    together, norm = norm_state(segments), TritonGradNorm(segments, CPU, chunk=4)
+    whole(norm, G, together)
+    blocks = torch.full((48,), math.nan, dtype=torch.float64)
+    for own, part in zip(blocks.chunk(world), G.chunk(world), strict=True):
+        norm.squares(part, own)
+    shared = norm_state(segments)
+    norm.finish(blocks, shared)
+    assert torch.equal(shared.norms, together.norms) and torch.equal(shared.clip, together.clip)
+    with pytest.raises(AssertionError, match="another layout"):
+        norm.finish(blocks[:42], shared)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.kernels.shapes import PLANTED, buffers, clone, close, norm_state, part, state
+from tests.kernels.shapes import PLANTED, buffers, clone, close, norm_state, part, state, whole
 from trainer_core.kernels.adamw import Buffers, Coefficients, update_reference
 from trainer_core.kernels.adamw.triton import update_triton
-from trainer_core.kernels.grad_norm import BLOCK, NormState, Segments, grad_norm_reference
-from trainer_core.kernels.grad_norm.triton import grad_norm_triton
+from trainer_core.kernels.grad_norm import BLOCK, NormState, ReferenceGradNorm, Segments
+from trainer_core.kernels.grad_norm.triton import TritonGradNorm
 
 SEGMENTS = Segments(bounds=((0, 5), (5, 6), (6, 10), (10, 11), (11, 12)), labels=(0, 1, 2, 0, 2))
 GROUPS = ((0, 10 * BLOCK), (10 * BLOCK, 12 * BLOCK))
@@ -17,7 +17,7 @@ SHARED = torch.tensor([1e-8, 0.05], dtype=torch.float64)
 
 
 def _step(b: Buffers, s: NormState, norm, update) -> None:
-    norm(b.G, s)
+    whole(norm, b.G, s)
     for (first, end), rates in zip(GROUPS, RATES, strict=True):
         c = Coefficients(
             lr=rates[0],
@@ -35,11 +35,11 @@ def _step(b: Buffers, s: NormState, norm, update) -> None:
 
 
 def _kernels(b: Buffers, s: NormState) -> None:
-    _step(b, s, grad_norm_triton(SEGMENTS, torch.device("cpu")), lambda *a: update_triton(*a, block=4096))
+    _step(b, s, TritonGradNorm(SEGMENTS, torch.device("cpu")), lambda *a: update_triton(*a, block=4096))
 
 
 def _twins(b: Buffers, s: NormState) -> None:
-    _step(b, s, grad_norm_reference(SEGMENTS), update_reference)
+    _step(b, s, ReferenceGradNorm(SEGMENTS), update_reference)
 
 
 def _fill(b: Buffers, seed: int) -> None:

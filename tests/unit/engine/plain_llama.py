@@ -45,6 +45,7 @@ class PlainBlock(nn.Module):
 def turned(x: Tensor) -> Tensor:
     """Each pair (j, j + d/2) as a complex number, turned by t / 10000^(2j/d)."""
     T, d = x.shape[-2:]
+    x = x.float() if x.dtype == torch.bfloat16 else x  # under autocast
     angles = torch.outer(torch.arange(T).double(), 10_000.0 ** (-torch.arange(0, d, 2).double() / d))
     z = torch.complex(x[..., : d // 2], x[..., d // 2 :]) * torch.polar(torch.ones_like(angles), angles).to(
         torch.complex128 if x.dtype == torch.float64 else torch.complex64

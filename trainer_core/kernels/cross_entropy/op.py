@@ -1,28 +1,38 @@
 """Cross-entropy of a linear head, summed, over chunks of tokens: the logits of one chunk exist at a time.
 
 While gradients are on, each chunk's gradients are made right after its loss from the same logits (one product
-less than recomputing them); the backward pass only scales them. Losses are summed in float64.
+less than recomputing them); the backward pass only scales them. Losses are summed in float64. Products are of
+the dtype of the inputs, everything between them and the sum of the head's gradient is float32 at least.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trainer_core.kernels.register import differentiate, operator
+from trainer_core.kernels.wide_gradient import wide_gradient
 
 IGNORE_INDEX = -100
 """Target that counts neither in the loss nor in the number of targets."""
 
-CHUNK = 256
-"""Tokens whose logits exist at the same time."""
+CHUNK, NARROW_CHUNK = 256, 1024
+"""Tokens whose logits exist at the same time; more where products must be widened before they are summed."""
 
 
 def _accumulated(hidden: Tensor) -> torch.dtype:
     """Logits and sums are float32, or wider when the inputs are."""
     return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _chunks(hidden: Tensor) -> Iterator[slice]:
+    size = CHUNK if hidden.dtype == _accumulated(hidden) else NARROW_CHUNK
+    for start in range(0, hidden.shape[0], size):
+        yield slice(start, start + size)
 
 
 def _probabilities(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,8 +59,7 @@ def _fake_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Summed loss, for evaluation."""
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-    for start in range(0, hidden.shape[0], CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in _chunks(hidden):
         total += _probabilities(hidden[part], weight, targets[part])[1]
     return total.to(_accumulated(hidden))
 
@@ -67,13 +76,17 @@ def loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight, dtype=wide)
-    for start in range(0, hidden.shape[0], CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in _chunks(hidden):
         d_logits, loss, safe, kept = _probabilities(hidden[part], weight, targets[part])
         total += loss
         d_logits.scatter_add_(1, safe, torch.full_like(d_logits[:, :1], -1))
-        d_hidden[part] = (d_logits @ weight.to(wide)) * kept
-        d_weight.addmm_(d_logits.t(), hidden[part].to(wide) * kept)
+        narrow = d_logits.to(hidden.dtype)
+        d_hidden[part] = (narrow @ weight) * kept
+        counted = hidden[part] * kept
+        if narrow.dtype == wide:
+            d_weight.addmm_(narrow.t(), counted)
+        else:
+            d_weight += narrow.t() @ counted
     return total.to(wide), d_hidden, d_weight
 
 
@@ -95,10 +108,34 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 differentiate("linear_cross_entropy_train", _backward, setup=_setup)
 
 
+class _IntoWide(torch.autograd.Function):
+    """The gradient of the weight goes straight into its float32 buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, wide: Tensor) -> Tensor:
+        total, d_hidden, d_weight = loss_and_gradients(hidden, weight, targets)
+        ctx.save_for_backward(d_hidden, d_weight)
+        ctx.wide = wide
+        result: Tensor = total
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight = ctx.saved_tensors
+        ctx.wide.addcmul_(d_weight, grad.to(d_weight.dtype))
+        return d_hidden * grad.to(d_hidden.dtype), None, None, None
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Summed cross-entropy of hidden [n, d] against weight [V, d] at targets [n]; -100 is left out."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss: Tensor = loss_and_gradients(hidden, weight, targets)[0]
+        wide = wide_gradient(weight)
+        loss: Tensor = (
+            loss_and_gradients(hidden, weight, targets)[0]
+            if wide is None
+            else _IntoWide.apply(hidden, weight, targets, wide)  # type: ignore[no-untyped-call]
+        )
         return loss
     plain: Tensor = loss_alone(hidden, weight, targets)
     return plain

@@ -8,17 +8,17 @@ from trainer_core.kernels.grad_norm.reference import (
     BLOCK,
     GradNorm,
     NormState,
+    ReferenceGradNorm,
     Segments,
-    grad_norm_reference,
 )
 
-__all__ = ["BLOCK", "GradNorm", "NormState", "Segments", "choose", "grad_norm_reference"]
+__all__ = ["BLOCK", "GradNorm", "NormState", "ReferenceGradNorm", "Segments", "choose"]
 
 
 def choose(segments: Segments, device: torch.device) -> GradNorm:
     """The implementation for a device."""
     if device.type == "cuda":
-        from trainer_core.kernels.grad_norm.triton import grad_norm_triton
+        from trainer_core.kernels.grad_norm.triton import TritonGradNorm
 
-        return grad_norm_triton(segments, device)
-    return grad_norm_reference(segments)
+        return TritonGradNorm(segments, device)
+    return ReferenceGradNorm(segments)

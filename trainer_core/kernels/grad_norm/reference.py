@@ -8,9 +8,9 @@ counters move only with what they count, so a skipped update is as if it had nev
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,8 +57,16 @@ class NormState:
     """State [3], int64: applied updates, skipped updates, skipped updates since the last applied one."""
 
 
-GradNorm = Callable[[Tensor, NormState], None]
-"""Reads G and fills a NormState; made for one layout of segments."""
+class GradNorm(Protocol):
+    """The norm over one layout of segments, in two halves: ranks exchange what lies between them."""
+
+    def squares(self, G: Tensor, blocks: Tensor) -> None:
+        """Sums of squares of the blocks of G, which may be a part of the buffer, into as many of `blocks`."""
+        ...
+
+    def finish(self, blocks: Tensor, state: NormState) -> None:
+        """Fills a NormState from the sums of squares of all blocks, float64."""
+        ...
 
 
 def block_squares(G: Tensor) -> Tensor:
@@ -89,10 +97,16 @@ def finish(norms: Tensor, state: NormState) -> None:
     state.counters.copy_(torch.stack([applied + ok, skipped + ~ok, torch.where(ok, 0, run + 1)]))
 
 
-def grad_norm_reference(segments: Segments) -> GradNorm:
-    """The whole pass over one layout."""
+class ReferenceGradNorm:
+    """The specification as an object."""
 
-    def grad_norm(G: Tensor, state: NormState) -> None:
-        finish(norms(block_squares(G), segments), state)
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
 
-    return grad_norm
+    def squares(self, G: Tensor, blocks: Tensor) -> None:
+        """Each block by itself."""
+        blocks.copy_(block_squares(G))
+
+    def finish(self, blocks: Tensor, state: NormState) -> None:
+        """Norms, then what follows from them."""
+        finish(norms(blocks, self._segments), state)

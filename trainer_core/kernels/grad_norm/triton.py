@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trainer_core.kernels.compiler import FP_FUSION, kernel
-from trainer_core.kernels.grad_norm.reference import BLOCK, CLIP_EPSILON, GradNorm, NormState, Segments
+from trainer_core.kernels.grad_norm.reference import BLOCK, CLIP_EPSILON, NormState, Segments
 
 ROWS = 8
 """Blocks of a program: one for each warp, so that a sum never leaves its warp."""
@@ -24,7 +24,7 @@ POINTERS = ("max_norm", "betas", "products", "counters", "norms", "ok", "clip")
 """Arguments that point to a few numbers somewhere in a block of them."""
 
 
-@kernel()
+@kernel(any_alignment=("squares",))
 def block_squares_kernel(
     G: tl.tensor, squares: tl.tensor, num_blocks: tl.tensor, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ) -> None:
@@ -80,26 +80,42 @@ def finish_kernel(
     tl.store(counters + 2, tl.where(finite > 0, 0, tl.load(counters + 2) + 1))
 
 
-def grad_norm_triton(segments: Segments, device: torch.device, *, chunk: int = CHUNK) -> GradNorm:
+class TritonGradNorm:
     """The specification for one layout; what it needs on the device is made here, before any capture."""
-    order = sorted(range(len(segments.labels)), key=segments.labels.__getitem__)
-    bounds = torch.tensor([segments.bounds[i] for i in order], dtype=torch.int32).to(device)
-    count, num_blocks = segments.num_labels, max(end for _, end in segments.bounds)
-    starts = [sum(label < i for label in segments.labels) for i in range(count + 1)]
-    index = torch.tensor(starts, dtype=torch.int32).to(device)
-    squares = torch.zeros(num_blocks, dtype=torch.float64, device=device)
-    sums = torch.zeros(count, dtype=torch.float64, device=device)
 
-    def grad_norm(G: Tensor, s: NormState) -> None:
-        assert G.dtype == torch.float32 and G.numel() >= num_blocks * BLOCK, "gradients of another layout"
-        block_squares_kernel[(triton.cdiv(num_blocks, ROWS),)](
-            G, squares, num_blocks, BLOCK=BLOCK, ROWS=ROWS, num_warps=ROWS, enable_fp_fusion=FP_FUSION
+    def __init__(self, segments: Segments, device: torch.device, *, chunk: int = CHUNK) -> None:
+        order = sorted(range(len(segments.labels)), key=segments.labels.__getitem__)
+        bounds = torch.tensor([segments.bounds[i] for i in order], dtype=torch.int32)
+        self._bounds = bounds.to(device)
+        self._num_labels = segments.num_labels
+        self._num_blocks = max(end for _, end in segments.bounds)
+        starts = [sum(label < i for label in segments.labels) for i in range(self._num_labels + 1)]
+        self._starts = torch.tensor(starts, dtype=torch.int32).to(device)
+        self._sums = torch.zeros(self._num_labels, dtype=torch.float64, device=device)
+        self._chunk = chunk
+
+    def squares(self, G: Tensor, blocks: Tensor) -> None:
+        """One pass over G."""
+        num = blocks.numel()
+        assert G.dtype == torch.float32 and G.numel() == num * BLOCK, (G.dtype, G.numel(), num)
+        block_squares_kernel[(triton.cdiv(num, ROWS),)](
+            G, blocks, num, BLOCK=BLOCK, ROWS=ROWS, num_warps=ROWS, enable_fp_fusion=FP_FUSION
         )
-        label_squares_kernel[(count,)](
-            squares, index, bounds, sums, CHUNK=chunk, num_warps=8, enable_fp_fusion=FP_FUSION
+
+    def finish(self, blocks: Tensor, s: NormState) -> None:
+        """Sums by label, then one program for all that follows."""
+        assert blocks.numel() >= self._num_blocks, "gradients of another layout"
+        label_squares_kernel[(self._num_labels,)](
+            blocks,
+            self._starts,
+            self._bounds,
+            self._sums,
+            CHUNK=self._chunk,
+            num_warps=8,
+            enable_fp_fusion=FP_FUSION,
         )
         finish_kernel[(1,)](
-            sums,
+            self._sums,
             s.max_norm,
             s.betas,
             s.products,
@@ -107,11 +123,9 @@ def grad_norm_triton(segments: Segments, device: torch.device, *, chunk: int = C
             s.norms,
             s.ok,
             s.clip,
-            count,
+            self._num_labels,
             EPSILON=CLIP_EPSILON,
-            LABELS=triton.next_power_of_2(count),
+            LABELS=triton.next_power_of_2(self._num_labels),
             num_warps=4,
             enable_fp_fusion=FP_FUSION,
         )
-
-    return grad_norm

@@ -1,6 +1,7 @@
 """The half-split rotation with its backward pass, which is the rotation by the opposite angle.
 
-Saves nothing but the tables. The result is contiguous whatever the strides of the input.
+Saves nothing but the tables. The result is contiguous whatever the strides of the input; it is computed in
+the dtype of the tables and rounded once.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from torch.autograd.function import once_differentiable
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    first, second = x.chunk(2, -1)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    first, second = x.to(cos.dtype).chunk(2, -1)
+    out = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
     out_first, out_second = out.chunk(2, -1)
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=sign)
-    return out
+    return out.to(x.dtype)
 
 
 class _Rotate(torch.autograd.Function):
