@@ -41,3 +41,9 @@ def cpu_machine(gpu: SimulatedGpu | None = None) -> Machine:
         tuned="llama-nano-cpu",
         tuned_shape=(16, 1),
     )
+
+
+def table(printed: str) -> dict[str, tuple[str, str]]:
+    """What a script printed: verdict and detail by check."""
+    lines = printed.splitlines()
+    return {line[5:45].strip(): (line[:5].strip(), line.partition(" s  ")[2]) for line in lines}
