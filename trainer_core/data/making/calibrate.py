@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_core.data.files.listing import suffix_of
 from trainer_core.data.making.calibration import StratumCalibration, files_digest
 from trainer_core.data.sources import SourceFile, TextRule
 from trainer_core.data.text.documents import Document, ReadCounts, document_text
@@ -48,11 +49,20 @@ def calibrate_stratum(
 ) -> tuple[TextRule, StratumCalibration] | None:
     """Measure the first file, in seeded order, that has text to train on; None if none of them has.
 
-    Also returns the text rule in force, which such a file says itself where `rule` is `auto`.
+    Also returns the text rule in force, which such a file says itself where `rule` is `auto`: .txt files
+    come last then, since they go with every rule and others do not go with theirs.
     """
-    for file in seeded_files(files, under.seed):
+    column: TextRule | None = None
+    ordered = seeded_files(files, under.seed)
+    if rule.kind == "auto":
+        ordered.sort(key=lambda file: suffix_of(file.path) == ".txt")
+    for file in ordered:
         with reading(file) as path:
             resolved = resolve_rule(path, rule)
+            if resolved is not None and resolved.kind == "whole":
+                resolved = column or resolved
+            else:
+                column = column or resolved
             measured = None if resolved is None else _measure(path, file, files, resolved, under)
         if resolved is not None and measured is not None and measured.trained_bytes:
             return resolved, measured

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from trainer_core.data.files.listing import suffix_of
 from trainer_core.data.making.calibrate import Conditions, calibrate_stratum
 from trainer_core.data.making.calibration import SourceCalibration, StratumCalibration
 from trainer_core.data.making.places import Listed, Place, Surroundings, place_of
@@ -107,7 +108,7 @@ class Pinning:
             if earlier.fits(asked):
                 for stratum, files in strata.items():
                     entry = earlier.known(stratum, files)
-                    if entry is not None:
+                    if entry is not None and (earlier.text.kind != "whole" or not _with_columns(files)):
                         found.setdefault(stratum, (earlier.text, entry))
         return found
 
@@ -141,12 +142,20 @@ class Pinning:
             if stratum not in known:
                 rate = found[1].sampled_tokens / max(1, found[1].sampled_bytes)
                 self.progress(f"{name}/{stratum}: {rate:.3f} tokens per byte of text in {found[1].file}")
-            self.measured(
-                name, SourceCalibration(**{**vars(asked), "text": found[0], "strata": dict(entries)})
-            )
+            columns = [rule for rule in rules if rule.kind != "whole"]
+            if len(columns) <= 1:  # else the source is refused, and its measurements fit no one rule
+                rule = columns[0] if columns else found[0]
+                self.measured(
+                    name, SourceCalibration(**{**vars(asked), "text": rule, "strata": dict(entries)})
+                )
         if problems:
             raise Refused(problems)
-        return SourceCalibration(**{**vars(asked), "text": _one_rule(place, rules), "strata": entries})
+        rule = _one_rule(place, rules)
+        if rule.kind == "whole" and (
+            files := _with_columns([file for group in strata.values() for file in group])
+        ):
+            raise Refused(_no_column(place, files))
+        return SourceCalibration(**{**vars(asked), "text": rule, "strata": entries})
 
 
 def _one_rule(place: Place, rules: dict[TextRule, str]) -> TextRule:
@@ -159,6 +168,20 @@ def _one_rule(place: Place, rules: dict[TextRule, str]) -> TextRule:
             + '; make one source per column, or name it: "text": {"column": "<name>"}'
         )
     return next(iter(columns or rules))
+
+
+def _with_columns(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files that are read by a column."""
+    return [file for file in files if suffix_of(file.path) != ".txt"]
+
+
+def _no_column(place: Place, files: Sequence[SourceFile]) -> str:
+    shown = ", ".join(file.path for file in files[:5])
+    return (
+        f"{place.label}: {len(files)} files with columns have no text in their first rows ({shown}), the "
+        'others are plain text; name the column, "text": {"column": "<name>"}, remove these files or narrow '
+        'the "glob"'
+    )
 
 
 def _no_text(place: Place, stratum: str, files: Sequence[SourceFile], strata: int) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,12 @@ def column_values(path: Path, column: str) -> Iterator[str | None]:
         yield value
 
 
+def check_column(path: Path, column: str) -> None:
+    """Raises Refused if no row has the key; reads as far as the first that has a value there."""
+    with closing(_cells(path, column)) as cells:
+        next((value for _, value in cells if value is not None), None)
+
+
 def list_rows(path: Path, column: str, fields: Sequence[str] | None) -> Iterator[list[Element] | None]:
     """The elements of every row's list; `fields` names what is read of each, None: they are texts."""
     elements = JsonElements(str(path), column, fields)
@@ -64,7 +70,7 @@ def list_rows(path: Path, column: str, fields: Sequence[str] | None) -> Iterator
     elements.finish()
 
 
-def _cells(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+def _cells(path: Path, column: str) -> Generator[tuple[int, Any]]:
     """Number, from 1, and value of one key in every row; raises Refused if no row has it."""
     num_rows, present = 0, False
     seen: dict[str, None] = {}

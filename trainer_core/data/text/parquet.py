@@ -8,6 +8,7 @@ small buffer, page by page, and a batch has few rows where rows are large.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ def refuse_column(path: Path, schema: pa.Schema, column: str, *, expected: str =
     """Raise Refused unless the column is there and holds texts."""
     if column not in schema.names:
         raise Refused(f"{path}: no column {column!r}; it has {schema.names}")
+    refuse_doubled(path, schema, column)
     kind = schema.field(column).type
     if not is_text(kind):
         raise Refused(
@@ -49,13 +51,37 @@ def refuse_column(path: Path, schema: pa.Schema, column: str, *, expected: str =
         )
 
 
+def doubled(names: Sequence[str]) -> list[str]:
+    """Names that stand for several columns."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def doubled_columns(path: Path) -> list[str]:
+    """Names of a file that stand for several columns."""
+    with opened(path) as file:
+        return doubled(file.schema_arrow.names)
+
+
+def refuse_doubled(path: Path, schema: pa.Schema, column: str) -> None:
+    """Raise Refused if several columns have the name: nothing says which of them is meant."""
+    if column in doubled(schema.names):
+        raise Refused(
+            f"{path}: column {column!r} is there {schema.names.count(column)} times; write the file again "
+            "with a name for each column"
+        )
+
+
 def batches(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """All rows of the columns (names, or paths below them), a few megabytes at a time."""
     num_rows = 0
     rows = _batch_rows(file.metadata, columns)
-    for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
-        num_rows += batch.num_rows
-        yield batch
+    # Group by group, because arrow joins no dictionaries inside lists across groups.
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(
+            batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False
+        ):
+            num_rows += batch.num_rows
+            yield batch
     if num_rows != file.metadata.num_rows:
         raise Damaged(f"{path}: truncated: {num_rows} of {file.metadata.num_rows} rows; fetch it again")
 
@@ -96,6 +122,11 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
             yield file
     except MemoryError:
         raise
+    except pa.ArrowNotImplementedError as error:
+        raise Refused(
+            f"{path}: pyarrow {pa.__version__} cannot read columns stored like this ({error}); write the "
+            "file again with plain types"
+        ) from error
     except pa.ArrowException as error:
         raise Damaged(f"{path}: truncated or damaged parquet ({error}); fetch it again") from error
     except OSError as error:

@@ -20,9 +20,11 @@ from trainer_core.data.text.elements import JsonElements
 from trainer_core.data.text.parquet import (
     batches,
     column_values,
+    doubled,
     is_text,
     opened,
     refuse_column,
+    refuse_doubled,
     text_values,
 )
 from trainer_core.errors import Refused
@@ -49,15 +51,25 @@ def check_list_column(path: Path, column: str, fields: Sequence[str] | None) -> 
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Every row's texts and lists, by column, as Python values; lists that are not UTF-8 are left out."""
+    """Every row's texts and lists, by column, as Python values; lists that are not UTF-8 are left out.
+
+    The values of columns that share a name come as one list.
+    """
     with opened(path) as file:
-        names = [field.name for field in file.schema_arrow if _holds_text(field.type)]
+        names = list(dict.fromkeys(field.name for field in file.schema_arrow if _holds_text(field.type)))
+        twice = doubled(file.schema_arrow.names)
         if not names:
             return
         for batch in batches(path, file, names):
-            columns = [_plain_values(batch.column(name)) for name in names]
-            for values in zip(*columns, strict=True):
-                yield dict(zip(names, values, strict=True))
+            columns: dict[str, list[list[Any]]] = {}
+            for field, array in zip(batch.schema, batch.columns, strict=True):
+                if _holds_text(field.type):
+                    columns.setdefault(field.name, []).append(_plain_values(array))
+            for row in range(batch.num_rows):
+                yield {
+                    name: [values[row] for values in same] if name in twice else same[0][row]
+                    for name, same in columns.items()
+                }
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -93,6 +105,7 @@ def _plain_values(array: pa.Array) -> list[Any]:
 def _leaves(path: Path, file: pq.ParquetFile, column: str, fields: Sequence[str] | None) -> list[str]:
     """Paths of the columns on disk that hold the fields; [] for a column of texts. Raises Refused."""
     schema = file.schema_arrow
+    refuse_doubled(path, schema, column)
     expected = "a list of texts" if fields is None else f"a list of structs with {list(fields)}"
     if column not in schema.names or not is_list(schema.field(column).type):
         refuse_column(path, schema, column, expected=f"{expected}, or strings that hold one as JSON")

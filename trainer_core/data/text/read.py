@@ -73,14 +73,17 @@ def resolve_rule(path: Path, rule: TextRule) -> TextRule | None:
         return rule
     if suffix_of(path) == ".txt":
         return TextRule(kind="whole")
-    return sniff(path, _rows(path))
+    return sniff(path, _rows(path), parquet.doubled_columns(path) if suffix_of(path) == ".parquet" else ())
 
 
 def check_file(path: Path, rule: TextRule) -> None:
-    """Refuse a file that its footer already shows to be unreadable under a resolved rule (parquet only)."""
-    if suffix_of(path) != ".parquet" or rule.column is None:
+    """Refuse a file that cannot be read under a resolved rule, as far as its beginning or footer shows it."""
+    if rule.column is None or suffix_of(path) == ".txt":
         return
-    if rule.kind == "column":
+    if suffix_of(path) != ".parquet":
+        _refuse_suffix(path)
+        json_lines.check_column(path, rule.column)
+    elif rule.kind == "column":
         parquet.check_column(path, rule.column)
     else:
         parquet_lists.check_list_column(path, rule.column, _reader(path, rule, ()).fields)

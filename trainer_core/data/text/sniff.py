@@ -8,7 +8,7 @@ beside a long chat is never taken for the text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ _LARGE_PART = 0.1
 _CHAT = '["<|im_start|>", "{role}\\n{content}", "<|im_end|>", "\\n"]'
 
 
-def sniff(path: Path, rows: Iterable[Mapping[str, Any]]) -> TextRule | None:
-    """The rule of a file whose first rows are these; None if they hold no text. Raises Refused."""
+def sniff(path: Path, rows: Iterable[Mapping[str, Any]], doubled: Collection[str] = ()) -> TextRule | None:
+    """The rule of a file whose first rows are these; None if they hold no text. Raises Refused.
+
+    `doubled` are names that several columns have, whose values come as one list: none of them is chosen.
+    """
     sizes: dict[str, int] = {}
     forms: dict[str, str] = {}
     for index, row in enumerate(rows):
@@ -37,6 +40,11 @@ def sniff(path: Path, rows: Iterable[Mapping[str, Any]]) -> TextRule | None:
     large = [name for name, size in sizes.items() if size >= _LARGE_PART * total]
     if not total:
         return None
+    if twice := [name for name in large if name in doubled]:
+        raise Refused(
+            f"{path}: column {twice[0]!r} is there several times, and its texts are large; write the file "
+            'again with a name for each column, or name another one: "text": {"column": "<name>"}'
+        )
     nested = [forms[name] for name in large if name in forms]
     if len(large) == 1 and not nested:
         return TextRule(kind="column", column=large[0])
