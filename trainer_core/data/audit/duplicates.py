@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_core.data.tokens.fingerprints import SAMPLED_PART, SUFFIX
+from trainer_core.data.files.listing import HASHES_SUFFIX
+from trainer_core.data.tokens.fingerprints import SAMPLED_PART
 from trainer_core.line.paths import DataPaths
 
 Hashes = NDArray[np.uint64]
@@ -44,7 +45,7 @@ def repeated(paths: DataPaths) -> dict[str, Repeated]:
     """By source, for every source that has sampled hashes."""
     root = paths.hashes
     by_source: dict[str, list[Hashes]] = {}
-    for path in sorted(root.rglob("*" + SUFFIX)):
+    for path in sorted(filter(Path.is_file, root.rglob("*" + HASHES_SUFFIX))):
         by_source.setdefault(path.relative_to(root).parts[0], []).append(_read(path))
     distinct = {name: np.unique(np.concatenate(files)) for name, files in by_source.items()}
     everywhere, sources = (

@@ -227,6 +227,8 @@ def _open_files(paths: DataPaths, line: DataLine, found: Verified) -> None:
                 needed |= {(name, entry.path): entry.next_doc for entry in stratum.open}
     pinned = {(spec.name, file.path) for spec in line.sources for file in spec.files}
     for path in sorted(paths.open.rglob("*.safetensors")):
+        if not path.is_file():
+            continue  # a folder of a source may have any name
         owner, _, below = path.relative_to(paths.open).as_posix().partition("/")
         key = (owner, below.removesuffix(".safetensors"))
         with found.checking("open files"):

@@ -3,12 +3,14 @@
 A path is listed if the pattern matches it. Of the listed ones a file is taken if a reader knows its suffix,
 it is not empty, and no part of its path begins with "." or "_" (markers such as _SUCCESS, caches); the others
 are ignored, and `why_ignored` says why. Never opens a file.
-Invariant: the result depends on names and sizes only, never on the order in which they come.
+Invariant: which files are taken depends on names and sizes only, never on the order in which they come.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -22,7 +24,15 @@ SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
 WHOLE_SOURCE = "all"
 LONGEST_NAME = 200
 """Bytes of a file's name: the names of what is made of it are longer, and file systems end at 255."""
+TOKENS_SUFFIX, HASHES_SUFFIX = ".safetensors", ".u64"
+"""What is made of a file is named like it, with one of these behind it."""
 _SHOWN = 8
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
 
 
 def suffix_of(path: str | Path) -> str | None:
@@ -31,11 +41,23 @@ def suffix_of(path: str | Path) -> str | None:
     return next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), None)
 
 
-def why_ignored(path: str) -> str:
-    """Why a listed path is no file of its source."""
-    if _is_hidden(path):
+def why_ignored(path: str, folder: str | None = None) -> str:
+    """Why a listed path is no file of its source, in a folder that lies here if it is one."""
+    if is_hidden(path):
         return "hidden: a part of its name begins with . or _"
+    if folder is not None and (kind := no_file(Path(folder) / path)) is not None:
+        return kind
     return "empty" if suffix_of(path) else "no reader for this ending"
+
+
+def no_file(path: Path) -> str | None:
+    """What a name stands for when it is no file, in words; None when it is one."""
+    try:
+        return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (FileNotFoundError, NotADirectoryError):
+        return "a link to nothing"
+    except OSError:
+        return "a link that cannot be followed"
 
 
 class Glob:
@@ -96,14 +118,17 @@ class Listing:
     """Other matches."""
 
 
-def sort_out(sizes: Mapping[str, int], pattern: str, where: str) -> Listing:
-    """Files and ignored ones among the listed paths. Raises Refused when there is no file."""
-    ignored = [path for path in sizes if not sizes[path] or suffix_of(path) is None or _is_hidden(path)]
+def sort_out(sizes: Mapping[str, int], pattern: str, where: str, *, folder: str | None = None) -> Listing:
+    """Files and ignored ones among the listed paths, which lie in `folder` if they lie here.
+
+    Raises Refused when there is no file, or the names of files leave no room for what is made of them.
+    """
+    ignored = [path for path in sizes if not sizes[path] or suffix_of(path) is None or is_hidden(path)]
     files = sorted(set(sizes).difference(ignored))
     if not files:
+        why = reasons(ignored, folder) or "it matches nothing"
         raise Refused(
-            f"{where}: {pattern!r} matches no readable file ({reasons(ignored) or 'it matches nothing'}); "
-            f"readable are {', '.join(SUFFIXES)}"
+            f"{where}: {pattern!r} matches no readable file ({why}); readable are {', '.join(SUFFIXES)}"
         )
     long = [path for path in files if len(path.rpartition("/")[2].encode("utf-8")) > LONGEST_NAME]
     if long:
@@ -111,14 +136,31 @@ def sort_out(sizes: Mapping[str, int], pattern: str, where: str) -> Listing:
             f"{where}: {len(long)} file names are longer than {LONGEST_NAME} bytes ({long[0]}), too long for "
             'the files made of them; rename them, or narrow the "glob"'
         )
+    if pairs := _colliding(files):
+        shown = ", ".join(f"{first} and {second}" for first, second in pairs[:_SHOWN])
+        raise Refused(
+            f"{where}: {len(pairs)} pair{'s' * (len(pairs) > 1)} of files whose tokens or hashes would take "
+            f'each other\'s place ({shown}); rename the folders, or narrow the "glob"'
+        )
     return Listing(files=tuple(files), ignored=tuple(sorted(ignored)))
 
 
-def reasons(ignored: Iterable[str]) -> str:
-    """Ignored paths by reason, for messages."""
+def _colliding(files: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of files of which the first one's output would stand where the second one's folder must."""
+    made = {path + suffix: path for path in files for suffix in (TOKENS_SUFFIX, HASHES_SUFFIX)}
+    found = []
+    for path in files:
+        parts = path.split("/")
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        found += [(made[folder], path) for folder in above if folder in made]
+    return found
+
+
+def reasons(ignored: Iterable[str], folder: str | None = None) -> str:
+    """Ignored paths by reason, for messages; `folder` as in `why_ignored`."""
     by_reason: dict[str, list[str]] = {}
     for path in sorted(ignored):
-        by_reason.setdefault(why_ignored(path), []).append(path)
+        by_reason.setdefault(why_ignored(path, folder), []).append(path)
     return "; ".join(
         f"{len(paths)} ignored ({reason}): {', '.join(paths[:_SHOWN])}"
         + (" ..." if len(paths) > _SHOWN else "")
@@ -177,5 +219,6 @@ def strata_of(paths: Iterable[str], rule: StratumRule) -> dict[str, str]:
     return found
 
 
-def _is_hidden(path: str) -> bool:
+def is_hidden(path: str) -> bool:
+    """Whether a part of a path's name begins with . or _."""
     return any(part.startswith((".", "_")) for part in path.split("/"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -48,9 +49,12 @@ def digest_like(path: Path, digest: str) -> str:
 
 def is_pointer(path: Path) -> bool:
     """Whether a file is a Git LFS pointer: a few lines that stand for data that is not here."""
-    if os.stat(path).st_size > _POINTER_BYTES:
+    try:
+        if os.stat(path).st_size > _POINTER_BYTES:
+            return False
+        return _POINTER.match(path.read_bytes()) is not None
+    except OSError:  # whoever needs its bytes says so
         return False
-    return _POINTER.match(path.read_bytes()) is not None
 
 
 def refuse_pointer(path: Path) -> None:
@@ -64,12 +68,16 @@ def refuse_pointer(path: Path) -> None:
 def difference(path: Path, file: PinnedFile) -> str | None:
     """What makes the file at `path` another one than the pinned; None when it is that one."""
     try:
-        size = os.stat(path).st_size
-    except FileNotFoundError:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return "is no regular file"
+        if status.st_size != file.size:
+            return f"has {status.st_size} bytes, {file.size} were pinned"
+        found = digest_like(path, file.digest)
+    except (FileNotFoundError, NotADirectoryError):
         return "is gone"
-    if size != file.size:
-        return f"has {size} bytes, {file.size} were pinned"
-    found = digest_like(path, file.digest)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
     if found == file.digest:
         return None
     return f"{'sha256' if len(found) == 64 else 'git blob sha1'} is {found}, {file.digest} was pinned"

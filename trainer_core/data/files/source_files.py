@@ -2,16 +2,20 @@
 
 A folder's files stay where they are and are only compared with their digests. A hub's files are downloaded
 to D/incoming/<source>/<path> when they are wanted, and deleted when they are not wanted any more. Never reads
-text. Invariant: a path that `fetch` returns holds the pinned bytes; they are compared at every use.
+text. Invariant: a path that `fetch` returns holds the pinned bytes; they are compared at every use. A block
+under `reading` that ends well has read these bytes and no others.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
 from trainer_core.data.files.folder import verify_file
+from trainer_core.data.files.unchanged import look, unchanged
 from trainer_core.data.hub.api import fetch_to
 from trainer_core.data.hub.transfer import part_of, remove_download, stage_of
 from trainer_core.data.hub.waiting import Patience, Say, say_nothing
@@ -60,6 +64,23 @@ class SourceFiles:
         if spec.folder is not None:
             return verify_file(Path(spec.folder), file)
         return self._download(source, path)
+
+    @contextmanager
+    def reading(self, source: str, path: str, *, again: bool = False) -> Iterator[Path]:
+        """A file as `fetch` gives it, or `refetch` with `again`, for a block that reads it.
+
+        What the block made of it may be used after the block only: its end raises Refused when the file
+        changed or vanished meanwhile. As `fetch`, else.
+        """
+        spec, file = self._files[source, path]
+        bring = self.refetch if again else self.fetch
+        if spec.folder is None:  # ours: nobody else writes to it, and a damaged one is downloaded again
+            yield bring(source, path)
+            return
+        before = look(Path(spec.folder) / file.path)
+        origin = bring(source, path)
+        with unchanged(origin, file, before):
+            yield origin
 
     def refetch(self, source: str, path: str) -> Path:
         """A file anew, because what `fetch` gave could not be read. Raises Refused for a folder's file."""

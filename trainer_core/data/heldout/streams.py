@@ -217,11 +217,12 @@ def _make_stream(
         num_files += 1
         walked += files.sources.pinned(spec.name, path).size
         was_here = files.sources.is_held(spec.name, path)
-        for ids in _heldout_ids(spec, path, files):
-            documents.append(ids)
-            held += len(ids)
-            if held >= tokens:
-                break
+        with files.sources.reading(spec.name, path) as origin:
+            for ids in _heldout_ids(spec, origin, path, files):
+                documents.append(ids)
+                held += len(ids)
+                if held >= tokens:
+                    break
         if not was_here:  # one download at a time on disk, and none that somebody else fetched is deleted
             files.sources.discard(spec.name, path)
     target = stream_path(paths, spec.name, stratum)
@@ -238,12 +239,12 @@ def _make_stream(
     return StreamRecord(documents=len(documents), tokens=held, files=num_files, blake2b=digest)
 
 
-def _heldout_ids(spec: SourceSpec, path: str, files: OpenFiles) -> Iterator[NDArray[Any]]:
+def _heldout_ids(spec: SourceSpec, origin: Path, path: str, files: OpenFiles) -> Iterator[NDArray[Any]]:
     """The held-out documents of a file, encoded."""
     encoder = files.encoder(spec.name)
     holdout = Holdout(identity=spec.identity, fraction=spec.heldout)
     batch: list[Document] = []
-    for document in iter_documents(files.sources.fetch(spec.name, path), spec.text, markers=spec.markers):
+    for document in iter_documents(origin, spec.text, markers=spec.markers):
         if holdout.holds(document_text(document).encode("utf-8")):
             batch.append(document)
         if len(batch) == _BATCH:

@@ -77,7 +77,7 @@ class InitReport:
             "identity": source.identity,
             "files": len(source.files),
             "ignored": len(source.ignored),
-            "ignored_files": {path: why_ignored(path) for path in source.ignored},
+            "ignored_files": {path: why_ignored(path, source.folder) for path in source.ignored},
             "text": source.text.to_json(),
             "markers": list(source.markers),
             "strata": {stratum.name: stratum.tokens for stratum in source.strata},
@@ -134,7 +134,7 @@ class InitReport:
             + (f"only its own markers {', '.join(source.markers)}" if source.markers else "none")
         )
         if source.ignored:
-            lines.append(f"    {reasons(source.ignored)}")
+            lines.append(f"    {reasons(source.ignored, source.folder)}")
         if value["taken_over"]:
             lines.append(f"    measured before: {len(value['taken_over'])} of {len(by_size)} strata")
         return lines

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from trainer_core.data.files.folder import list_folder, pin_files
 from trainer_core.data.files.listing import Glob, nearby, sort_out, strata_of
+from trainer_core.data.files.unchanged import Look, look, unchanged
 from trainer_core.data.hub import api as hub
 from trainer_core.data.hub.waiting import Patience
 from trainer_core.data.recipe.schema import SourceRecipe
@@ -74,17 +75,21 @@ class FolderPlace:
         self.label = source.folder
         self._folder = Path(source.folder)
         self._source = source
+        self._looks: dict[str, Look] = {}
 
     def pin(self) -> Listed:
         """Hash every listed file."""
         listing = list_folder(self._folder, self._source.glob)
+        self._looks = {path: look(self._folder / path) for path in listing.files}
         files = pin_files(self._folder, listing.files, self._source.stratum)
         return Listed(files=files, ignored=listing.ignored)
 
     @contextmanager
     def reading(self, file: SourceFile) -> Iterator[Path]:
-        """The file itself."""
-        yield self._folder / file.path
+        """The file itself. The block's end raises Refused when it is not as it was pinned any more."""
+        path = self._folder / file.path
+        with unchanged(path, file, self._looks[file.path]):
+            yield path
 
 
 class HubPlace:

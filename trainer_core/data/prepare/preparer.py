@@ -34,6 +34,7 @@ from trainer_core.data.prepare.cycle_log import log_step
 from trainer_core.data.prepare.disk_bound import RAW_BUDGET_BYTES
 from trainer_core.data.prepare.file_steps import Report, report_nothing
 from trainer_core.data.prepare.files import Effort, FileWork
+from trainer_core.data.prepare.rebuild import rebuild_shards
 from trainer_core.data.prepare.sweep import delete_shards, sweep
 from trainer_core.data.sources import last_written, load_data_line
 from trainer_core.data.tokens.open_files import OpenFiles
@@ -239,21 +240,7 @@ class CyclePreparer:
 
     def _rebuild(self, cycle: int, out: Path) -> None:
         """All files are tokenized: write the shards, which must be the recorded ones."""
-        manifest = self._manifest(cycle)
-        shards = write_segments(
-            out, manifest.segments(), manifest.streams(), self._read, self.line.token_dtype
-        )
-        if shards != manifest.shards():
-            wrong = [
-                a["path"]
-                for made, recorded in zip(shards, manifest.shards(), strict=True)
-                for a, b in zip(made, recorded, strict=True)
-                if a != b
-            ]
-            raise Refused(
-                f"cycle {cycle}: rebuilt shards {wrong} differ from the manifest; "
-                "the tokenizers version or the sources are not those it was made with"
-            )
+        rebuild_shards(self._manifest(cycle), out, self.files, self._read, self.line.token_dtype)
 
     def _read(self, source: str, path: str) -> Shard:
         shard = self.files.shard(source, path)

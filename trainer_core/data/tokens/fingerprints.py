@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer_core.data.files.listing import HASHES_SUFFIX
 from trainer_core.line.files import write_bytes
 from trainer_core.line.paths import DataPaths
 
 SAMPLED_PART = 256
 """One text in so many is sampled."""
-SUFFIX = ".u64"
 
 
 def hashes_path(paths: DataPaths, source: str, path: str) -> Path:
     """Where the sampled hashes of a file lie."""
-    return paths.hashes / source / (path + SUFFIX)
+    return paths.hashes / source / (path + HASHES_SUFFIX)
 
 
 class Fingerprints:

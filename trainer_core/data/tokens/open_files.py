@@ -20,13 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer_core.data.files.listing import TOKENS_SUFFIX
 from trainer_core.data.files.source_files import SourceFiles
 from trainer_core.data.plan.order import permutation
 from trainer_core.data.plan.state import DocEnds
 from trainer_core.data.sources import DataLine, SourceFile
 from trainer_core.data.text.documents import Damaged
 from trainer_core.data.tokens.encode import Encoder, check_library, read_tokenizer
-from trainer_core.data.tokens.fingerprints import hashes_path
+from trainer_core.data.tokens.fingerprints import Fingerprints, hashes_path
 from trainer_core.data.tokens.reading import Reading
 from trainer_core.data.tokens.shards import Shard, ShardWriter, check_seal, read_shard
 from trainer_core.data.tokens.spool import Spool
@@ -35,7 +36,6 @@ from trainer_core.line.files import publish
 from trainer_core.line.paths import DataPaths
 
 FORMAT = "open-file/3"
-_SUFFIX = ".safetensors"
 _SPOOL = ".spool"
 _PART = ".part"
 _TEMPORARY = ".tmp"
@@ -79,7 +79,7 @@ class OpenFiles:
 
     def path(self, source: str, path: str) -> Path:
         """Where a file's tokens lie."""
-        return self._folder / source / (path + _SUFFIX)
+        return self._folder / source / (path + TOKENS_SUFFIX)
 
     def pinned(self, source: str, path: str) -> SourceFile:
         """The pinned record of a file."""
@@ -136,8 +136,10 @@ class OpenFiles:
                     continue  # a folder of a source may have any name
                 if entry.name.endswith((_SPOOL, _PART)):
                     entry.unlink(missing_ok=True)
-                elif entry.name.endswith(_SUFFIX):
-                    found.append((spec.name, entry.relative_to(folder).as_posix().removesuffix(_SUFFIX)))
+                elif entry.name.endswith(TOKENS_SUFFIX):
+                    found.append(
+                        (spec.name, entry.relative_to(folder).as_posix().removesuffix(TOKENS_SUFFIX))
+                    )
         return found
 
     def _opened(self, source: str, path: str) -> Shard | None:
@@ -163,15 +165,13 @@ class OpenFiles:
 
     def _tokenize_readable(self, source: str, path: str) -> None:
         """Tokenize a file; a download that its format shows to be damaged is downloaded once more."""
-        origin = self.sources.fetch(source, path)
         try:
-            self._tokenize(source, path, origin)
+            self._tokenize(source, path)
         except Damaged as error:
             if not self.sources.is_hub(source):
                 raise
-            origin = self.sources.refetch(source, path)
             try:
-                self._tokenize(source, path, origin)
+                self._tokenize(source, path, again=True)
             except Damaged as again:
                 raise Refused(
                     f"{again}; downloaded twice, both times with the pinned digest "
@@ -179,19 +179,21 @@ class OpenFiles:
                     "make a new data line whose glob leaves it out"
                 ) from error
 
-    def _tokenize(self, source: str, path: str, origin: Path) -> None:
+    def _tokenize(self, source: str, path: str, *, again: bool = False) -> None:
         target = self.path(source, path)
         stem = f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
         spool, part = target.with_name(stem + _SPOOL), target.with_name(stem + _PART)
         try:
-            self._write(source, path, origin, spool, part)
+            with self.sources.reading(source, path, again=again) as origin:
+                fingerprints = self._write(source, path, origin, spool, part)
+            fingerprints.keep_sample(hashes_path(self._paths, source, path))
             publish(part, target)
         finally:
             spool.unlink(missing_ok=True)
             part.unlink(missing_ok=True)
 
-    def _write(self, source: str, path: str, origin: Path, spool_path: Path, part: Path) -> None:
-        """Read, encode and shuffle a file into `part`; its sampled hashes are written first."""
+    def _write(self, source: str, path: str, origin: Path, spool_path: Path, part: Path) -> Fingerprints:
+        """Read, encode and shuffle a file into `part`; the hashes of its texts."""
         encoder = self.encoder(source)
         reading = Reading(self._line.source(source), origin)
         with Spool(spool_path, np.dtype(self._line.token_dtype).newbyteorder("<")) as spool:
@@ -211,7 +213,7 @@ class OpenFiles:
             for tokens in spool.gather(order):
                 writer.append(tokens)
             writer.finish()
-        reading.fingerprints.keep_sample(hashes_path(self._paths, source, path))
+        return reading.fingerprints
 
     def encoder(self, source: str) -> Encoder:
         """The encoder of a source. Raises Refused unless library and tokenizer copy are the pinned ones."""
