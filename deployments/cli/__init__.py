@@ -48,6 +48,12 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("data", "deployments.cli.data:app", _DATA, "Make a data line and its cycles."),
     ("new", "deployments.cli.lines:new", _LINE, "Make a training line on a data line."),
+    (
+        "tune",
+        "deployments.cli.tune:tune",
+        _LINE,
+        "Measure the fastest micro-batch shapes that fit, and use them.",
+    ),
     ("check", "deployments.cli.questions:check", _LINE, "Make every check of a start, without training."),
     ("run", "deployments.cli.lines:run", _LINE, "Run or continue a line."),
     ("status", "deployments.cli.questions:status", _LINE, "Say where a line stands, from its files alone."),

@@ -37,7 +37,7 @@ def _line(run: Path) -> LinePaths:
 
 
 def check(run: Path, /) -> int:
-    """Make every check of a start, without training.
+    """Make every check of a start, without training, and trace every shape as a GPU would capture it.
 
     Parameters
     ----------
@@ -45,9 +45,9 @@ def check(run: Path, /) -> int:
         Directory of the line, or its name under work_root.
     """
     load_host()
-    from trainer_core.ops.check import check_line
+    from trainer_core.ops.check import check_all
 
-    for sentence in check_line(resolve(run)):
+    for sentence in check_all(resolve(run)):
         _say(sentence)
     return 0
 

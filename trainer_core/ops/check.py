@@ -1,4 +1,8 @@
-"""`nstrain check`: every start check of a line that needs no GPU and no torch, all problems at once."""
+"""`nstrain check`: every start check of a line that needs no GPU, all problems at once.
+
+`check_line` is what every start repeats and loads no torch. `check_shapes` traces the model (seconds, most of
+them the import of torch), so only `nstrain check` asks for it; a start on a GPU finds the same by capturing.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,50 @@ from trainer_core.line.files import read_json
 from trainer_core.line.kept import check_kept
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.line.run_checks import too_long
+
+
+def check_all(line: Path) -> list[str]:
+    """The sentences of `check_line` and `check_shapes`. Raises Refused with every problem of both."""
+    load_run(LinePaths(line))  # what is wrong there is said once, and nothing else can be asked
+    found: list[str] = []
+    problems: list[str] = []
+    for check in (check_line, check_shapes):
+        try:
+            found += check(line)
+        except Refused as refused:
+            problems += refused.problems
+    if problems:
+        raise Refused(problems)
+    return found
+
+
+def check_shapes(line: Path) -> list[str]:
+    """A sentence for each shape of run.json: that it can be captured, and its peak memory by estimate.
+
+    Raises Refused with everything that keeps one from being captured. Takes neither a GPU nor memory.
+    """
+    from trainer_core.measure.candidates import size_text
+    from trainer_core.measure.shapes import capture_problems, line_shapes, trace
+    from trainer_core.measure.tune_record import read_record, tune_command
+
+    paths = LinePaths(line)
+    config = load_run(paths)
+    if too_long(config, config.model.config.get("rope_max_seq_len")):
+        return []  # `check_line` says so
+    traced = [trace(config, shape) for shape in line_shapes(config)]
+    if problems := capture_problems(traced):
+        raise Refused([f"{paths.run_json}: lengths: {problem}" for problem in problems])
+    record = read_record(paths)
+    return [
+        *(
+            f"{shape.shape}: can be captured, about {size_text(shape.peak_bytes)} at the peak "
+            f"({size_text(shape.state_bytes)} of it for the training state)"
+            for shape in traced
+        ),
+        f"shapes were measured on {record.device.name}"
+        if record
+        else f"shapes were not measured: a start on a GPU needs {tune_command(paths)} there first",
+    ]
 
 
 def check_line(line: Path) -> list[str]:

@@ -22,6 +22,8 @@ from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.run_checks import too_long
+from trainer_core.measure.shapes import described
+from trainer_core.measure.tune_record import refuse_untuned
 from trainer_core.models.registry import build
 from trainer_core.telemetry.heartbeat import Heartbeat
 from trainer_core.train.control import Control
@@ -54,7 +56,7 @@ def make_trainer(
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     point = recover(paths)
     rows = DataLineRows(Path(config.data), beat=lambda: heartbeat.beat("loading", 0))
-    state, step = _engine(config, paths.run_json)
+    state, step = _engine(config, paths)
     progress = START if point is None else _load(point, config, paths, state, rows)
     ledger = Ledger(paths.metrics, attempt=attempt)
     loop = Loop(
@@ -87,14 +89,16 @@ def recover(paths: LinePaths) -> ResumePoint | None:
     return find_resume_point(paths)
 
 
-def _engine(config: RunConfig, where: Path) -> tuple[FlatState, Step]:
+def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
     """The model's parameters in flat buffers, and the step over them."""
+    device = line_device()
+    refuse_untuned(described(device), config, paths)
     model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
     if problems := too_long(config, model.config.rope_max_seq_len):
-        raise Refused([f"{where}: {problem}" for problem in problems])
+        raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
     return make_step(
         model,
-        device=line_device(),
+        device=device,
         precision=config.precision,
         ema=config.ema is not None,
         recompute={shape.length: shape.ac for shape in config.lengths},
