@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from deployments.cli.bench import bench as command
-from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.errors import Refused
 from trainer_core.measure import bench as measure
 from trainer_core.measure.bench import bench, bench_limits, rates
@@ -18,7 +17,7 @@ from trainer_core.measure.bench_text import bench_text, limits_text
 from trainer_core.measure.breakdown import activation_bytes
 from trainer_core.measure.limits import Impossible
 from trainer_core.measure.peaks import GpuPeaks, by_short_name
-from trainer_core.measure.throughput import Measured, Rig, TimedBackend, Workload, preset_workload
+from trainer_core.measure.throughput import Measured, Rig, Workload, preset_workload
 
 TINY = Workload(
     model="llama",
@@ -105,7 +104,6 @@ def test_more_than_the_peak_is_not_returned(
 
 
 def test_the_stopwatch_sorts_parts_by_their_kind() -> None:
-    timed = TimedBackend(EagerReplay(), torch.device("cpu"))
     rig = Rig(TINY)
     timed = rig.timed
     rig.update(TINY.batches(1)[0])
