@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,14 +83,17 @@ class Validator:
         return self._held[1]
 
     def validate(self, at: Progress, row_length: int, cycle: int, beat: Callable[[], None]) -> None:
-        """Validate the line as it stands at `at`, on the rows of the length and cycle of its last update."""
+        """Validate the line as it stands at `at`, on the rows of the length and cycle of its last update.
+
+        The moving average, where there is one, is validated on the same rows: `ema/val_<L>/...`.
+        """
+        rows, micro_rows = self.rows(row_length, cycle), self._config.shape(row_length).rows
         with self._watch.cause("validation"):
-            losses = validate(
-                self.rows(row_length, cycle),
-                self._step.evaluate,
-                micro_rows=self._config.shape(row_length).rows,
-                beat=beat,
-            )
+            losses = validate(rows, self._step.evaluate, micro_rows=micro_rows, beat=beat)
+            if self._config.ema is not None:
+                averaged = partial(self._step.evaluate, average=True)
+                found = validate(rows, averaged, micro_rows=micro_rows, beat=beat)
+                losses |= {f"ema/{name}": loss for name, loss in found.items()}
         readings = {name: finite(loss) for name, loss in losses.items()}
         self._ledger.append("validation", at.update, {"time": time.time(), "tokens": at.tokens, **readings})
         self._say(f"update {at.update}  validation mix {losses[f'val_{row_length}/mix']:.4f}")

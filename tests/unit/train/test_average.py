@@ -2,12 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from tests.unit.train.test_loop import final_bytes, rows_of
+from trainer_core.engine.assemble import make_step
+from trainer_core.engine.capture_check import check_capture
 from trainer_core.errors import Refused
+from trainer_core.models.registry import build
 from trainer_core.train.loop import Stopped
+from trainer_core.train.validate import validate
 
 EMA = {"horizon_tokens": 256, "from_tokens": 192}
 """Updates have 64 tokens: a copy of the weights up to update 3, then a quarter of the way at each."""
@@ -109,3 +114,53 @@ def test_a_checkpoint_that_lost_its_average_is_not_resumed(rig):
     (folder / "ema.safetensors").unlink()
     with pytest.raises(Refused, match=r"ema\.safetensors: missing"):
         line.loop()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_average_is_validated_beside_the_weights(rig, precision):
+    line = rig(ema=EMA, precision=precision)
+    stopped(line, 6)
+    early, _, late = rows_of(line.paths, "validation")
+    names = [name for name in late if name.startswith("val_")]
+    assert names and {f"ema/{name}" for name in names} == {n for n in late if n.startswith("ema/")}
+    assert all(early[f"ema/{name}"] == early[name] for name in names), "up to update 3 it is a copy"
+    assert late["ema/val_16/mix"] != late["val_16/mix"]
+    # The same rows through a model that really has the averaged weights.
+    rows = line.rows.validation(16, 1)
+    state, step = make_step(model_of(line), precision=precision, recompute={16: "none"})
+    state.P.copy_(flat(line.paths, 6, "ema"))
+    state.load_scalars(state.scalars())
+    expected = validate(rows, step.evaluate, micro_rows=3, beat=lambda: None)
+    assert expected == {name: late[f"ema/{name}"] for name in names}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_validation_of_the_average_that_fails_leaves_the_weights_bound(rig, precision):
+    line = rig(ema=EMA, precision=precision)
+    stopped(line, 5)
+    loop = line.loop()
+    before = {name: tensor.clone() for name, tensor in line.state.state_tensors().items()}
+    step = loop.step
+    step._parts._model_loss = fails
+    with pytest.raises(ZeroDivisionError):
+        step.evaluate(np.zeros((2, 17), np.int64), average=True)
+    line.state.assert_bound()
+    assert all(tensor.equal(before[name]) for name, tensor in line.state.state_tensors().items())
+
+
+def fails(ids, targets):
+    raise ZeroDivisionError
+
+
+def model_of(line):
+    model = line.config["model"]
+    return build(model["family"], model["config"], model["vocab_size"], 0)
+
+
+@pytest.mark.parametrize("shadow", [None, torch.bfloat16])
+def test_a_validation_of_the_average_can_be_captured(shadow):
+    with torch.device("meta"):
+        model = build("llama", {"layers": 1, "width": 16, "heads": 2, "ffn": 32}, 64, 0)
+    report = check_capture(model, model.loss, micro=[(2, 16)], evaluations=[(2, 16)], ema=True, shadow=shadow)
+    assert [part.part for part in report.parts][-1] == "average 2 17"
+    assert report.problems == ()
