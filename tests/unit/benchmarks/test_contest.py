@@ -1,8 +1,10 @@
 """The helper of the benchmarks: who runs when, and what is counted."""
 
+import time
+
 import pytest
 
-from benchmarks.contest import apart, contest, cpu_seconds, table
+from benchmarks.contest import Lasting, contest, cpu_seconds, table
 
 
 def test_contenders_alternate_and_every_one_has_a_result() -> None:
@@ -37,10 +39,21 @@ def test_a_table_lines_up() -> None:
     assert table(("name", "x"), rows) == "name         x\na            1\nlong one  12.5"
 
 
-def test_a_call_apart_leaves_this_process_as_it_was_and_its_seconds_count() -> None:
+def test_a_lasting_contender_keeps_its_own_memory_and_tells_its_seconds() -> None:
     kept: list[int] = []
-    before = cpu_seconds()
-    apart(lambda: kept.extend(range(1_000_000)))()
-    assert kept == [] and cpu_seconds() > before
-    with pytest.raises(AssertionError, match="failed in its child"):
-        apart(lambda: {}["missing"])()
+
+    def call(argument: str) -> None:
+        kept.append(len(kept))
+        end = time.process_time() + len(kept) * float(argument)
+        while time.process_time() < end:
+            pass
+
+    contender = Lasting(call)
+    first, second = contender("0.05"), contender("0.05")
+    assert kept == [] and first >= 0.05 and second >= 0.1
+
+
+def test_a_lasting_contender_that_fails_ends_the_contest() -> None:
+    contender = Lasting(lambda argument: {}["missing"])
+    with pytest.raises(EOFError):
+        contender("a round")
