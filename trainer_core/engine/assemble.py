@@ -43,13 +43,14 @@ def make_step(
     ema: bool = False,
     recompute: Mapping[int, str],
     compile: bool = False,
+    seed: int = 0,
     wrap: Callable[[GraphBackend], GraphBackend] = lambda backend: backend,
 ) -> tuple[FlatState, Step]:
     """The flat state that the model's parameters become views of, and the step over it.
 
     `recompute` gives the recomputation of each row length that is trained; `compile` has torch compile the
-    loss for every shape of rows; `wrap` may put a stopwatch around the backend. The state is in `device`'s
-    memory, P in fp32 whatever the precision.
+    loss for every shape of rows; `seed` is that of dropout; `wrap` may put a stopwatch around the backend.
+    The state is in `device`'s memory, P in fp32 whatever the precision.
     """
     device = _with_index(torch.device(device))
     state = flat_state(model, device, ema=ema, shadow=SHADOWS[precision])
@@ -58,7 +59,7 @@ def make_step(
     def model_loss(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return loss(ids, targets, recompute[ids.shape[1]])
 
-    return state, Step(model_loss=model_loss, state=state, backend=wrap(choose_backend(device)))
+    return state, Step(model_loss=model_loss, state=state, backend=wrap(choose_backend(device)), seed=seed)
 
 
 Loss = Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]

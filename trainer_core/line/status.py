@@ -55,7 +55,7 @@ def line_status(root: Path) -> dict[str, Any]:
         "cycle": last.get("cycle", 0),
         "cycles_done": checkpoints[-1].cycle if checkpoints else 0,
         "loss": last.get("train/loss"),
-        "validation": {k: v for k, v in validations[-1].items() if k.startswith("val_")}
+        "validation": {k: v for k, v in validations[-1].items() if k.startswith(("val_", "ema/val_"))}
         if validations
         else {},
         "tokens_per_second": rate,

@@ -6,6 +6,7 @@ The one place that knows every part by its class; a part is exchanged here and n
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
     device = line_device()
     refuse_untuned(described(device), config, paths)
     model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
-    if problems := too_long(config, model.config.rope_max_seq_len):
+    problems = [*too_long(config, model.config.rope_max_seq_len), *_no_compiler(config)]
+    if problems:
         raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
     return make_step(
         model,
@@ -103,7 +105,19 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
         ema=config.ema is not None,
         recompute={shape.length: shape.ac for shape in config.lengths},
         compile=config.compile,
+        seed=config.seed,
     )
+
+
+def _no_compiler(config: RunConfig) -> list[str]:
+    """Whether torch would find nothing to compile the model with."""
+    compiler = os.environ.get("CXX", "g++")  # the one that torch calls
+    if not config.compile or shutil.which(compiler):
+        return []
+    return [
+        f"compile: torch needs a C++ compiler, and {compiler!r} is not here; install it, name another "
+        "one in the environment as CXX, or set compile to false and name it in allow_changes"
+    ]
 
 
 def _load(

@@ -52,6 +52,14 @@ def test_speed_goodput_and_time_to_go(paths):
     assert goodput([]) == {}
 
 
+def test_the_newest_validation_with_that_of_the_average(paths):
+    readings = {"val_16/mix": 2.5, "ema/val_16/mix": 2.25}
+    ledger = Ledger(paths.metrics, attempt=1)
+    ledger.append("update", 1, update_row(64))
+    ledger.append("validation", 1, {"time": 1.0, "tokens": 64, **readings})
+    assert line_status(paths.root)["validation"] == readings
+
+
 def test_the_stage_of_a_running_trainer(paths):
     Heartbeat(paths.heartbeat).beat("awaiting-data", 3)
     beat = read_heartbeat(paths.heartbeat)
