@@ -43,8 +43,28 @@ def damage_named(path: Path, way_out: str) -> Iterator[None]:
         yield
     except Refused:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
         raise Refused(f"{path}: damaged or edited by hand ({_cause(error)}); {way_out}") from error
+
+
+def refuse_other(found: Any, written: Any, at: str = "") -> None:
+    """Raise ValueError naming the first key in which a record is not what its own values are written as.
+
+    Keys that nothing reads, and left-out ones that reading would fill in, differ so.
+    """
+    if isinstance(found, dict) and isinstance(written, dict):
+        for key in sorted({*found, *written}, key=str):
+            name = f"{at}.{key}" if at else str(key)
+            if key not in written:
+                raise ValueError(f"{name}: no record has this key")
+            if key not in found:
+                raise ValueError(f"{name}: this key is missing")
+            refuse_other(found[key], written[key], name)
+    elif isinstance(found, list) and isinstance(written, list | tuple) and len(found) == len(written):
+        for index, (one, other) in enumerate(zip(found, written, strict=True)):
+            refuse_other(one, other, f"{at}.{index}")
+    elif found != written:
+        raise ValueError(f"{at}: is {found!r}, its other values make it {written!r}")
 
 
 def _cause(error: Exception) -> str:

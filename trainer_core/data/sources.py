@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer_core.data.plan.order import permutation
-from trainer_core.data.records import read_record
+from trainer_core.data.records import read_record, refuse_other
 from trainer_core.errors import Refused
 from trainer_core.line.files import sha256_json, stamp
 from trainer_core.line.paths import DataPaths
@@ -369,6 +369,7 @@ def load_data_line(root: Path) -> DataLine:
 def _checked_line(value: dict[str, Any]) -> DataLine:
     """The line of a data.json. Raises ValueError when its parts do not fit each other."""
     line = DataLine.from_json(value)
+    refuse_other(value, line.to_json())
     if line.planner_version != PLANNER_VERSION:
         raise ValueError(f"planner_version {line.planner_version}, this version plans by {PLANNER_VERSION}")
     if min(line.cycle_tokens, line.segments) < 1:

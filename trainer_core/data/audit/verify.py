@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer_core.data.audit.verify_records import check_calibration, check_recipe, check_stream
 from trainer_core.data.audit.verify_sources import source_problems
-from trainer_core.data.heldout.streams import open_stream, read_heldout, record_path
-from trainer_core.data.heldout.validation import load_rows, rows_digests
-from trainer_core.data.making.calibration import load_calibration
+from trainer_core.data.files.listing import HASHES_SUFFIX
+from trainer_core.data.heldout.streams import read_heldout, record_path
+from trainer_core.data.heldout.validation import load_rows, pinned_lengths, rows_digests
 from trainer_core.data.plan.consumer import read_consumer
 from trainer_core.data.plan.manifest import Manifest, read_cycle_manifest
 from trainer_core.data.plan.state import PlanState
 from trainer_core.data.plan.state_file import current_state, planned_cycles
+from trainer_core.data.records import damage_named
 from trainer_core.data.sources import DataLine, load_data_line
 from trainer_core.data.tokens.encode import Encoder, check_library, read_tokenizer
+from trainer_core.data.tokens.fingerprints import check_sample, hashes_path
 from trainer_core.data.tokens.open_files import OpenFiles
 from trainer_core.data.tokens.shards import hash_shard
 from trainer_core.errors import NstrainError, Refused
@@ -67,12 +70,14 @@ class Verified:
 
     @contextmanager
     def checking(self, kind: str) -> Iterator[None]:
-        """Count one comparison; what it refuses becomes a problem."""
+        """Count one comparison; what it refuses or cannot read becomes a problem."""
         self.checked[kind] += 1
         try:
             yield
         except NstrainError as error:
             self.problems += error.problems if isinstance(error, Refused) else [str(error)]
+        except OSError as error:
+            self.problems.append(f"{error.filename}: cannot be read ({error.strerror})")
 
 
 def verify_data_line(
@@ -99,9 +104,9 @@ def verify_data_line(
 
 def _records(paths: DataPaths, line: DataLine, found: Verified) -> None:
     with found.checking("calibrations"):
-        missing = sorted({spec.name for spec in line.sources} - set(load_calibration(paths.root)))
-        if missing:
-            raise Refused(f"{paths.calibration}: has no measurements of {', '.join(missing)}")
+        check_calibration(paths, line)
+    with found.checking("recipes"):
+        check_recipe(paths, line)
     with found.checking("tokenizers"):
         check_library(line.tokenizer)
         data = read_tokenizer(line.tokenizer)
@@ -114,6 +119,17 @@ def _records(paths: DataPaths, line: DataLine, found: Verified) -> None:
     if paths.consumer.exists():
         with found.checking("consumer records"):
             read_consumer(paths.root)
+    _hashes(paths, line, found)
+
+
+def _hashes(paths: DataPaths, line: DataLine, found: Verified) -> None:
+    """Files of sampled hashes have their form, and belong to pinned files."""
+    pinned = {hashes_path(paths, spec.name, file.path) for spec in line.sources for file in spec.files}
+    for path in sorted(filter(Path.is_file, paths.hashes.rglob("*" + HASHES_SUFFIX))):
+        with found.checking("files of hashes"):
+            if path not in pinned:
+                raise Refused(f"{path}: belongs to no pinned file; delete it")
+            check_sample(path)
 
 
 def _manifests(paths: DataPaths, line: DataLine, found: Verified, progress: Callable[[str], None]) -> None:
@@ -148,8 +164,9 @@ def _published(paths: DataPaths) -> dict[int, str]:
     """Digests of the manifests as they were first published: nothing in them may ever change."""
     found: dict[int, str] = {}
     for row in iterate_jsonl(paths.cycles_log):
-        if row.get("kind") == "published" and {"cycle", "manifest_sha256"} <= row.keys():
-            found.setdefault(row["cycle"], row["manifest_sha256"])
+        cycle, digest = row.get("cycle"), row.get("manifest_sha256")
+        if row.get("kind") == "published" and isinstance(cycle, int) and isinstance(digest, str):
+            found.setdefault(cycle, digest)
     return found
 
 
@@ -161,7 +178,8 @@ def _check_manifest(path: Path, manifest: Manifest, before: Manifest | None) -> 
         problems.append(f"{path}: is not in canonical form: it was written by something else")
     for part in range(len(manifest.parts)):
         try:
-            manifest.order(part)
+            with damage_named(path, "restore it from a backup"):
+                manifest.order(part)
         except Refused as refused:
             problems += [f"{path}: {problem}" for problem in refused.problems]
     state = value["state_before"]
@@ -254,7 +272,9 @@ def _heldout(paths: DataPaths, line: DataLine, found: Verified) -> None:
         for spec in line.sources:
             for stratum in spec.strata:
                 with found.checking("held-out streams"):
-                    open_stream(paths, record, spec.name, stratum.name)
-        for length in rows_digests(paths.root):
-            with found.checking("validation rows"):
-                load_rows(paths.root, int(length))
+                    check_stream(paths, record, spec.name, stratum.name)
+    with found.checking("lists of validation rows"):
+        rows_digests(paths.root)
+    for length in pinned_lengths(paths):
+        with found.checking("validation rows"):
+            load_rows(paths.root, length)

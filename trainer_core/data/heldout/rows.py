@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer_core.data.heldout.streams import open_stream, read_heldout
-from trainer_core.data.records import read_record
+from trainer_core.data.records import read_record, refuse_other
 from trainer_core.data.rows.source import Ids, StratumRows
 from trainer_core.data.sources import DataLine, SourceSpec
 from trainer_core.data.tokens.shards import Shard
@@ -125,7 +125,7 @@ def read_rows(paths: DataPaths, row_length: int) -> RowsRecord:
 
 
 def _from_json(value: Mapping[str, Any]) -> RowsRecord:
-    return RowsRecord(
+    record = RowsRecord(
         row_length=value["row_length"],
         rows_per_stratum=value["rows_per_stratum"],
         sources={
@@ -136,6 +136,8 @@ def _from_json(value: Mapping[str, Any]) -> RowsRecord:
         },
         notes=tuple(value["notes"]),
     )
+    refuse_other(value, record.to_json())
+    return record
 
 
 def pin_rows(

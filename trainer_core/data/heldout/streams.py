@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer_core.data.plan.streams import file_order
-from trainer_core.data.records import read_record
+from trainer_core.data.records import read_record, refuse_other
 from trainer_core.data.sources import DataLine, SourceSpec
 from trainer_core.data.text.documents import Document, document_text
 from trainer_core.data.text.read import iter_documents
@@ -255,7 +255,7 @@ def _heldout_ids(spec: SourceSpec, origin: Path, path: str, files: OpenFiles) ->
 
 
 def _from_json(value: Mapping[str, Any]) -> HeldoutRecord:
-    return HeldoutRecord(
+    record = HeldoutRecord(
         tokens_per_stratum=value["tokens_per_stratum"],
         made_from=dict(value["made_from"]),
         sources={
@@ -263,3 +263,5 @@ def _from_json(value: Mapping[str, Any]) -> HeldoutRecord:
             for source, strata in value["sources"].items()
         },
     )
+    refuse_other(value, record.to_json())
+    return record

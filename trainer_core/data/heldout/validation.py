@@ -63,7 +63,7 @@ def extend_heldout(
     new = {spec.name for spec in line.sources if spec.name not in known}
     files = OpenFiles(paths.root, line)
     record = make_streams(paths, line, files, TOKENS_PER_STRATUM, new=new, progress=progress)
-    for length in _pinned_lengths(paths):
+    for length in pinned_lengths(paths):
         pin_rows(paths, line, length, read_rows(paths, length).rows_per_stratum, again=new)
     return record.to_json()
 
@@ -121,7 +121,7 @@ def rows_digests(work: Path) -> dict[str, str]:
     """
     paths = DataPaths(Path(work))
     first = load_data_line(paths.root).pieces[0].shares
-    lengths = {*_pinned_lengths(paths), *(length for length, _ in _wanted_rows(paths))}
+    lengths = {*pinned_lengths(paths), *(length for length, _ in _wanted_rows(paths))}
     records = {length: read_rows(paths, length) for length in sorted(lengths)}
     return {
         str(length): sha256_json({name: record.entry(name, paths).sha256 for name in first})
@@ -129,7 +129,8 @@ def rows_digests(work: Path) -> dict[str, str]:
     }
 
 
-def _pinned_lengths(paths: DataPaths) -> list[int]:
+def pinned_lengths(paths: DataPaths) -> list[int]:
+    """Row lengths that have a record of rows."""
     names = [path.stem.removeprefix("rows-") for path in paths.heldout.glob("rows-*.json")]
     return sorted(int(name) for name in names if name.isdecimal())
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_core.data.records import read_record
+from trainer_core.data.records import read_record, refuse_other
 from trainer_core.data.sources import SourceFile, TextRule
 from trainer_core.line.files import sha256_json
 from trainer_core.line.paths import DataPaths
@@ -149,4 +149,5 @@ def _from_json(value: dict[str, Any]) -> dict[str, SourceCalibration]:
         for key, entry in source.strata.items():
             if min(entry.file_bytes, entry.sampled_bytes) < 1:
                 raise ValueError(f"source {name}, stratum {key}: nothing was measured")
+    refuse_other(value, calibration_to_json(sources))
     return sources

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.data.plan.state_file import current_state
-from trainer_core.data.records import read_record
+from trainer_core.data.records import read_record, refuse_other
 from trainer_core.data.sources import load_data_line
 from trainer_core.errors import Refused
 from trainer_core.line.files import write_json
@@ -157,6 +157,7 @@ def _checked(value: dict[str, Any]) -> Consumer:
         row_lengths=_pieces(value["row_lengths"], "length"),
         batches=_pieces(value["batch"], "tokens"),
     )
+    refuse_other(value, _json(consumer))
     found = _schedule_problems(consumer)
     if found:
         raise ValueError("; ".join(found))

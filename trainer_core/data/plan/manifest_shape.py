@@ -1,6 +1,6 @@
 """What a manifest must look like before anything is read out of it.
 
-Names every key that a reader uses, with its type, and compares what stands in it twice. Never opens a file;
+Names every key with its type, refuses any other, and compares what stands in it twice. Never opens a file;
 a manifest that passes can be read without further questions.
 """
 
@@ -13,14 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from trainer_core.data.plan.state import PlanState
 from trainer_core.data.prepare.assemble import shard_path
+from trainer_core.data.records import refuse_other
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class _Part(_Record):
     row_length: PositiveInt
+    rows: dict[str, NonNegativeInt]
     num_rows: PositiveInt
     updates: PositiveInt
     start_token: NonNegativeInt
@@ -46,29 +48,68 @@ class _Segment(_Record):
 class _Docs(_Record):
     stratum: str
     path: str
+    file_sha256: str = ""
+    file_git_sha1: str = ""
     doc_from: NonNegativeInt
-    token_from: NonNegativeInt = 0
     doc_to: NonNegativeInt
+
+
+class _Head(_Docs):
+    token_from: NonNegativeInt
+
+
+class _Piece(_Docs):
+    segment: NonNegativeInt
+    tokens: NonNegativeInt
+    documents: NonNegativeInt
+    characters: NonNegativeInt
+    file_tokens: NonNegativeInt
+    duplicates: NonNegativeInt
+    heldout_docs: NonNegativeInt
+    skipped: dict[str, NonNegativeInt]
 
 
 class _State(_Record):
     digest: str
     values: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _can_be_read(self) -> _State:
+        refuse_other(self.values, PlanState.from_json(self.values).to_json())
+        return self
+
+
+class _Tokenizer(_Record):
+    sha256: str
+    library_version: str
+    encode_sha256: dict[str, str]
+    eos_id: NonNegativeInt
+
+
+class _Guard(_Record):
+    control_ids: dict[str, NonNegativeInt]
+
 
 class ManifestShape(_Record):
-    """The keys of a manifest that readers use."""
+    """The keys of a manifest."""
 
+    format: str
     cycle: NonNegativeInt
     planner_version: int
     data_digest: str
     seed: int
+    piece: NonNegativeInt
+    start_token: NonNegativeInt
     shares: Annotated[list[tuple[str, NonNegativeInt]], Field(min_length=1)]
     parts: Annotated[list[_Part], Field(min_length=1)]
     segments: Annotated[list[_Segment], Field(min_length=1)]
-    pieces: dict[str, list[_Docs]]
-    heads_in: dict[str, list[_Docs]]
+    pieces: dict[str, list[_Piece]]
+    heads_in: dict[str, list[_Head]]
+    heads_out: dict[str, list[_Head]]
+    state_before: _State
     state_after: _State
+    tokenizer: _Tokenizer
+    guard: _Guard
 
     @model_validator(mode="after")
     def _fits_itself(self) -> ManifestShape:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_core.data.plan.manifest import read_cycle_manifest
 from trainer_core.data.plan.state import FORMAT, PlanState
-from trainer_core.data.records import read_record
+from trainer_core.data.records import read_record, refuse_other
 from trainer_core.data.sources import DataLine
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json, write_json
@@ -77,6 +77,7 @@ def _read(path: Path) -> PlanState:
 
 def _checked_state(value: dict[str, Any]) -> PlanState:
     state = PlanState.from_json(value)
+    refuse_other(value, {**state.to_json(), "digest": value["digest"]})
     if state.digest() != value["digest"]:
         raise ValueError("its digest does not fit its values")
     return state

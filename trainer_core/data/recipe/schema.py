@@ -32,7 +32,15 @@ from trainer_core.data.sources import Piece, TextRule
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json
 
-__all__ = ["Recipe", "SourceRecipe", "dump_recipe", "integer_shares", "load_recipe", "resolve_folder"]
+__all__ = [
+    "Recipe",
+    "SourceRecipe",
+    "dump_recipe",
+    "integer_shares",
+    "load_recipe",
+    "read_recipe",
+    "resolve_folder",
+]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 SEED_LIMIT = 1 << 63
@@ -142,6 +150,19 @@ def load_recipe(path: Path) -> Recipe:
         for name, source in recipe.sources.items()
     }
     return recipe.model_copy(update={"sources": absolute})
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe on record, whose folders need not be there. Raises Refused with its problems."""
+    raw = read_json(path)
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise Refused(validation_problems(error, path)) from None
+    found = source_problems(raw["sources"]) + piece_problems(raw, list(raw["sources"]))
+    if found:
+        raise Refused([f"{path}: {problem}" for problem in found])
+    return recipe
 
 
 def _find_folder(name: str, folder: str, path: Path, folders: dict[str, Path]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer_core.data.files.listing import HASHES_SUFFIX
+from trainer_core.errors import Refused
 from trainer_core.line.files import write_bytes
 from trainer_core.line.paths import DataPaths
 
@@ -24,6 +25,16 @@ SAMPLED_PART = 256
 def hashes_path(paths: DataPaths, source: str, path: str) -> Path:
     """Where the sampled hashes of a file lie."""
     return paths.hashes / source / (path + HASHES_SUFFIX)
+
+
+def check_sample(path: Path) -> None:
+    """Raises Refused if a file holds no sorted, sampled hashes."""
+    found = np.frombuffer(path.read_bytes()[: path.stat().st_size // 8 * 8], dtype="<u8")
+    if path.stat().st_size % 8 or np.any(found % SAMPLED_PART) or np.any(found[1:] < found[:-1]):
+        raise Refused(
+            f"{path}: holds no sorted sample of hashes: it is damaged, and estimates of duplicates by it are "
+            "wrong; restore it from a backup, or delete it"
+        )
 
 
 class Fingerprints:
