@@ -20,7 +20,8 @@ def sum_gradients(param: nn.Parameter, wide: Tensor) -> Any:
 
     def add(param: Tensor) -> None:
         if param.grad is not None:  # autograd calls also where a kernel gave it none
-            wide.add_(param.grad)
+            # A GPU widens on its way; a CPU makes a copy, which a trace of memory does not see unless we do.
+            wide.add_(param.grad if wide.is_cuda else param.grad.to(wide.dtype))
             param.grad = None
 
     setattr(param, _NAME, wide)
