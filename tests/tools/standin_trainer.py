@@ -11,7 +11,9 @@ What it does is written in RUN/standin.json:
   data               folder in which cycles/<c> must exist before cycle c is trained (default: none needed)
   hold               {"update": U, "until": FILE}: after update U wait, at most a minute, for a file
   acts               [{"attempt": K or null for each, "update": U, "do": ACT}]: done after update U
-ACT: an exit code, "SIGKILL", "hang" (no heartbeat, obeys SIGTERM), "hang hard" (ignores SIGTERM).
+ACT: an exit code, "SIGKILL", "hang" (no heartbeat, obeys SIGTERM), "hang hard" (ignores SIGTERM),
+  {"say": TEXT, "code": N} (writes an error and ends), "start a child" (a copy of the process that ignores
+  SIGHUP and SIGTERM and has every descriptor; its id is written to RUN/child).
 """
 
 from __future__ import annotations
@@ -114,6 +116,12 @@ class Standin:
                 continue
             if isinstance(item["do"], int):
                 sys.exit(item["do"])
+            if isinstance(item["do"], dict):
+                print(item["do"]["say"], file=sys.stderr)
+                sys.exit(item["do"]["code"])
+            if item["do"] == "start a child":
+                self.start_a_child()
+                continue
             if item["do"] == "SIGKILL":
                 os.kill(os.getpid(), signal.SIGKILL)
             if item["do"] == "hang hard":
@@ -121,6 +129,16 @@ class Standin:
             while not self.terminated:
                 time.sleep(0.05)
             sys.exit(50)
+
+    def start_a_child(self) -> None:
+        """As a reader process that a killed trainer leaves behind."""
+        if child := os.fork():
+            (self.paths.root / "child").write_text(str(child))
+            return
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(60)
+        os._exit(0)
 
     def hold(self) -> None:
         """Wait where the script says so, with heartbeats."""

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from trainer_core.errors import Refused
 from trainer_core.host import state_dir
-from trainer_core.line.identity import ProcessIdentity
+from trainer_core.line.identity import ProcessIdentity, boot_id
 from trainer_core.line.lock import Busy, FileLock, held, holder
 from trainer_core.line.paths import LinePaths
 from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.record import SupervisorRecord, read_record
-from trainer_core.supervise.watch import end_stranger
+from trainer_core.supervise.watch import end_group, end_stranger
 from trainer_core.telemetry.heartbeat import read_heartbeat
 
 _SETTLE_SECONDS = 2.0
@@ -120,7 +120,11 @@ def _end_if_silent(
     paths: LinePaths, record: SupervisorRecord, started: float, timeout_seconds: float, policy: Policy
 ) -> None:
     trainer = record.trainer
-    if trainer is None or not trainer.alive():
+    if trainer is None:
+        return
+    if not trainer.alive():
+        if trainer.boot_id == boot_id() and ProcessIdentity.of(trainer.pid) is None:
+            end_group(trainer.pid, policy=policy)  # its children still have the lock
         return
     beat = read_heartbeat(paths.heartbeat)
     own = beat is not None and beat.process == trainer

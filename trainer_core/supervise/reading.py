@@ -6,6 +6,7 @@ Reads only the ends of files that grow for weeks.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from trainer_core.line.files import parse_row, read_json
 from trainer_core.line.paths import LinePaths
 
 _TAIL_BYTES = 1 << 16
+
+ATTEMPT_LINE = "--- attempt "
+"""How the line of run.log begins that is written at each start of a trainer."""
+
+_ERROR_BEGINS = ("Traceback (most recent call last)", "terminate called after throwing")
+_ERROR_NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)|\s*what\(\):")
 
 
 def newest_update(paths: LinePaths) -> int:
@@ -53,6 +60,24 @@ def last_line(path: Path) -> str:
     """The last line with text of a log, shortened; empty when there is none."""
     lines = [line.strip() for line in _tail(path) if line.strip()]
     return lines[-1].decode("utf-8", errors="replace")[:300] if lines else ""
+
+
+def last_error(path: Path) -> str:
+    """What the newest attempt said last in a log, shortened; of an error the line that names it.
+
+    Errors of a device go on for lines that name nothing. Empty when there is no text.
+    """
+    last, named = "", None
+    for line in (found.decode("utf-8", errors="replace").rstrip() for found in _tail(path)):
+        if line.startswith(ATTEMPT_LINE):
+            last, named = "", None
+            continue
+        if line.startswith(_ERROR_BEGINS):
+            named = ""
+        elif named == "" and _ERROR_NAMED.match(line):
+            named = line.strip()
+        last = line.strip() or last
+    return (named or last)[:300]
 
 
 def tail_rows(path: Path) -> Iterator[dict[str, Any]]:

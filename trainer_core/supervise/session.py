@@ -28,7 +28,7 @@ from trainer_core.supervise.backoff import Policy
 from trainer_core.supervise.outcome import Ending, Verdict, judge
 from trainer_core.supervise.reading import (
     last_attempt,
-    last_line,
+    last_error,
     last_words,
     newest_update,
     stop_wanted_since,
@@ -240,7 +240,7 @@ class Session:
             if ending.hung:
                 self._event("hung", ending.describe())
             elif ending.outcome is CRASHED:
-                ending = replace(ending, detail=last_line(self.paths.run_log))
+                ending = replace(ending, detail=last_error(self.paths.run_log))
             return ending
         finally:
             self.idle.set()

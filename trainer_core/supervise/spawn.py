@@ -16,6 +16,7 @@ from pathlib import Path
 
 import trainer_core
 from trainer_core.line.paths import LinePaths
+from trainer_core.supervise.reading import ATTEMPT_LINE
 
 LOG_LIMIT_BYTES = 256 << 20
 """A run.log larger than this at a start becomes run.log.1."""
@@ -60,6 +61,8 @@ def start(launch: Launch, command: Command = trainer_command) -> subprocess.Pope
     rotate(paths.run_log)
     note(paths, f"attempt {launch.attempt}: {' '.join(arguments)}")
     with open(paths.run_log, "ab") as log:
+        log.write(f"{ATTEMPT_LINE}{launch.attempt} ---\n".encode())
+        log.flush()
         return subprocess.Popen(
             arguments,
             cwd=CHECKOUT,
