@@ -12,11 +12,13 @@ from trainer_core.models.presets import PRESETS
 from trainer_core.models.registry import build
 
 
-def _allocated(name: str, rows: int, length: int, ac: str) -> int:
+def _allocated(
+    name: str, rows: int, length: int, ac: str, config=None, vocab: int | None = None, **state
+) -> int:
     """Largest number of bytes that one forward and backward pass held beside the state."""
-    vocab = PRESETS[name].vocab_size
-    model = build(name, None, vocab, 0)
-    flat_state(model)
+    vocab = vocab or PRESETS[name].vocab_size
+    model = build(name, config, vocab, 0)
+    flat_state(model, **state)
     ids = torch.from_numpy(token_rows(0, rows, length, vocab))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         loss, _ = model.loss(ids[:, :-1], ids[:, 1:], ac)
@@ -50,6 +52,26 @@ def test_peak_of_llama_presets(name: str, rows: int, length: int, ac: str) -> No
     # Two gradients of the table that is embedding and head are added in place only when nobody looks on.
     table = 4 * PRESETS[name].vocab_size * PRESETS[name].config["width"]
     assert 0.99 * allocated <= micro.peak_bytes <= 1.01 * allocated + table
+
+
+WIDE = sorted(PRESETS, key=lambda name: PRESETS[name].config["width"])
+VOCAB = 512
+
+
+@pytest.mark.parametrize("shadow", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", WIDE)
+def test_one_block_of_every_preset(name: str, shadow: torch.dtype | None) -> None:
+    """Its widths are what a preset adds; blocks more add alike. With a shadow, gradients are rounded up."""
+    ac = ("none", "full")[WIDE.index(name) % 2]
+    rows, length = 2, 64
+    with torch.device("meta"):
+        model = build(name, {"layers": 1}, VOCAB, 0)
+    report = check_capture(
+        model, lambda ids, t: model.loss(ids, t, ac), micro=[(rows, length)], shadow=shadow
+    )
+    (micro,) = (part for part in report.parts if part.part.startswith("micro"))
+    allocated = _allocated(name, rows, length, ac, {"layers": 1}, VOCAB, shadow=shadow)
+    assert micro.peak_bytes == pytest.approx(allocated, rel=0.25)
 
 
 def test_births_and_deaths() -> None:
