@@ -63,6 +63,10 @@ def _keep(toy: Faulty, x: Tensor, ids: Tensor) -> Tensor:
     return x
 
 
+def _assert(toy: Faulty, x: Tensor, ids: Tensor) -> Tensor:
+    raise AssertionError
+
+
 def _swap(toy: Faulty, x: Tensor, ids: Tensor) -> Tensor:
     toy.average = toy.average * 0.9 + x.detach().mean()
     return x * toy.average
@@ -268,6 +272,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "left behind": (_keep, "left-behind", "aten.mul.Tensor"),
     "value of Python": (_swap, "left-behind", "aten.add.Tensor"),
     "no such kernel": (lambda toy, x, ids: x @ torch.ones(3, 3, device="meta"), "failed", "RuntimeError"),
+    "an assertion without words": (_assert, "failed", "AssertionError"),
 }
 
 

@@ -123,7 +123,7 @@ def _run(part: Part, guard: CaptureGuard) -> None:
     except Exception as error:
         # What a problem found before leads to is not another problem; anything else is one.
         if not guard.problems:
-            guard.report("failed", type(error).__name__, str(error).splitlines()[0])
+            guard.report("failed", type(error).__name__, next(iter(str(error).splitlines()), ""))
     for storage, size in sizes:
         if storage.nbytes() != size:
             detail = f"a static input went from {size} to {storage.nbytes()} bytes"
