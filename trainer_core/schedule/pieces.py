@@ -44,13 +44,15 @@ def problems(pieces: Sequence[Interval], key: str) -> list[str]:
     for index, piece in enumerate(pieces):
         last = index == len(pieces) - 1
         if piece.end is None and not last:
-            found.append(f"{key}[{index}].to: only the last piece may be open (null)")
+            found.append(
+                f"{key}[{index}].to: this piece is open (null), and only the last may be; give it an end "
+                f"first, the `from` of {key}[{index + 1}] ({pieces[index + 1].start})"
+            )
         if piece.end is not None and piece.end <= piece.start:
             found.append(f"{key}[{index}]: to ({piece.end}) must lie after from ({piece.start})")
-        if index and piece.start != pieces[index - 1].end:
-            found.append(
-                f"{key}[{index}].from: expected {pieces[index - 1].end}, the end of the piece before"
-            )
+        before = pieces[index - 1].end if index else piece.start
+        if before is not None and piece.start != before:
+            found.append(f"{key}[{index}].from: expected {before}, the end of the piece before")
     return found
 
 
