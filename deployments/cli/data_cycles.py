@@ -65,6 +65,8 @@ def run_preparer(*, work: Path, cycles_ahead: int = 1, cycles: int | None = None
 def delete(*, work: Path, cycle: int, json: Flag = False) -> int:
     """Remove the shards of one cycle; its manifest stays, and it can be rebuilt from it.
 
+    Refused while the training line runs and has not trained past the cycle.
+
     Parameters
     ----------
     work
@@ -75,13 +77,15 @@ def delete(*, work: Path, cycle: int, json: Flag = False) -> int:
         Print the outcome as JSON.
     """
     load_host()
-    from trainer_core.data.prepare.preparer import CyclePreparer
+    from trainer_core.ops.delete import delete_cycle
 
-    deleted = CyclePreparer(resolve(work)).delete_cycle(cycle, consumed=False)
+    found = delete_cycle(resolve(work), cycle)
     if json:
-        print_json({"cycle": cycle, "deleted": deleted})
-    else:
-        say(f"cycle {cycle}: {'shards removed' if deleted else 'there were no shards'}")
+        print_json({"cycle": cycle, "deleted": found.deleted})
+        return 0
+    say(f"cycle {cycle}: {'shards removed' if found.deleted else 'there were no shards'}")
+    if found.deleted and found.wanted:
+        say("it is not trained to its end yet: it is made again when the training line needs it")
     return 0
 
 

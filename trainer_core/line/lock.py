@@ -113,6 +113,17 @@ def held(path: Path) -> bool:
     return False
 
 
+def in_use(path: Path) -> Busy | None:
+    """What taking the lock now would raise, or None when nobody holds it; leaves no trace of its own."""
+    if not held(path):
+        return None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return Busy(path, *_read_holder(fd))
+    finally:
+        os.close(fd)
+
+
 def holder(path: Path) -> ProcessIdentity | None:
     """Identity written by the process that took the lock last, whether or not it still holds it."""
     try:
