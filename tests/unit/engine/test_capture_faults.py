@@ -359,6 +359,7 @@ ALLOWED: dict[str, Fault] = {
     "counted dropout recomputed": lambda toy, x, ids: checkpoint(
         lambda y: dropout(y * 2, toy.counter, 0, 0.1), x, use_reentrant=False, preserve_rng_state=False
     ),
+    "nothing of the host": lambda toy, x, ids: x + torch.empty(0, 4, device="cpu").sum(0).numel(),
     "no dropout": lambda toy, x, ids: F.dropout(F.dropout(x, 0.0), 0.1, training=False),
     "attention without dropout": _attend(0.0),
     "written in place": lambda toy, x, ids: (x * 2).mul_(3).clamp_(max=1.0),

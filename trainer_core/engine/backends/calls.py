@@ -46,7 +46,7 @@ class Call:
     written: Sequence[Tensor]
     """Those that it writes."""
     devices: Sequence[torch.device]
-    """Where the arguments are, and where the result is asked to be."""
+    """Where the arguments are, and where the result is asked to be; of what has elements."""
     signature: Hashable
     """Operator, arguments, and shapes, strides and types in place of tensors."""
 
@@ -86,11 +86,13 @@ def read_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     op = _operator(func)
     written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
     tensors, asked = tensors_in((args, kwargs)), kwargs.get("device")
+    if args and isinstance(args[0], (list, tuple)) and any(isinstance(n, int) and n == 0 for n in args[0]):
+        asked = None  # a size of no elements
     return Call(
         op=op,
         tensors=tensors,
         written=tensors_in(written),
-        devices=[t.device for t in tensors] + ([] if asked is None else [torch.device(asked)]),
+        devices=[t.device for t in tensors if t.numel()] + ([] if asked is None else [torch.device(asked)]),
         signature=(op.overload, _signature(args), _signature(kwargs)),
     )
 
