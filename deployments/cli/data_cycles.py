@@ -105,6 +105,7 @@ def rebuild(*, work: Path, cycle: int, out: Path, json: Flag = False) -> int:
     """
     load_host()
     from trainer_core.data.plan.manifest import read_cycle_manifest
+    from trainer_core.data.plan.state_file import require_planned
     from trainer_core.data.prepare.preparer import CyclePreparer
 
     target, root = resolve(out), resolve(work)
@@ -113,6 +114,8 @@ def rebuild(*, work: Path, cycle: int, out: Path, json: Flag = False) -> int:
             raise Refused(f"{target}: is not empty; name a new folder for the shards")
         target.rmdir()
     preparer = CyclePreparer(root)
+    if not preparer.has_manifest(cycle):
+        require_planned(preparer.paths, cycle, line=preparer.line)
     manifest = read_cycle_manifest(preparer.paths, cycle, line=preparer.line)
     progress(quiet=json)(f"cycle {cycle}: tokenizing its files again")
     preparer.rebuild(cycle, target)

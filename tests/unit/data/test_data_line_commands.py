@@ -58,7 +58,14 @@ def test_rebuild(work: Path, tmp_path: Path, capsys: Printed) -> None:
     assert data("rebuild", work, "--cycle", "0", "--out", str(out)) == 20
     assert "is not empty" in capsys.readouterr().err
     assert data("rebuild", work, "--cycle", "9", "--out", str(tmp_path / "new")) == 20
-    assert "000009.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "there are 2 planned cycles, 0 to 1; cycle 9 was asked for" in said and "backup" not in said
+    manifest = DataPaths(work).manifest(1)
+    manifest.rename(tmp_path / "lost")
+    assert data("rebuild", work, "--cycle", "1", "--out", str(tmp_path / "new")) == 20
+    said = capsys.readouterr().err
+    assert "2 cycles are planned, 1 manifests" in said and "restore the others from a backup" in said
+    (tmp_path / "lost").rename(manifest)
     assert not (tmp_path / "new").exists()
 
 

@@ -54,6 +54,14 @@ def current_state(paths: DataPaths, *, line: DataLine | None = None) -> PlanStat
     return state
 
 
+def require_planned(paths: DataPaths, cycle: int, *, line: DataLine) -> None:
+    """Raise Refused when a cycle was never planned, or when its manifest is lost."""
+    planned = current_state(paths, line=line).next_cycle
+    if not 0 <= cycle < planned:
+        known = f"{planned} planned cycles" + (f", 0 to {planned - 1}" if planned else "")
+        raise Refused(f"{paths.root}: there are {known}; cycle {cycle} was asked for")
+
+
 def write_state(paths: DataPaths, state: PlanState) -> None:
     """Replace state.json; the same state again writes nothing."""
     value = {**state.to_json(), "digest": state.digest()}
