@@ -3,6 +3,7 @@
 # make down         ends the server and the workers that quickstart started
 # make format       puts the sources into the project's format
 # make crash        the long kill-and-resume suite, property tests with 20,000 examples each, hub faults at random
+# make compat       engine and kernels on the oldest torch that we run on, in an environment of its own (7 GB)
 #
 # VENV=DIR uses another virtual environment, PYTHON=python3.12 another interpreter for a new one.
 
@@ -11,7 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -rs -m "not gpu"
 
-.PHONY: quickstart test down format crash
+.PHONY: quickstart test down format crash compat
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.nstrain
@@ -42,6 +43,19 @@ format: $(VENV)/.nstrain-dev
 
 crash: $(VENV)/.nstrain-dev
 	NSTRAIN_CRASH_ALL=1 $(PYTEST) --timeout=14400 tests/crash tests/property tests/unit/data/test_source_files.py
+
+# Triton 3.5's interpreter fails with numpy 2.4. OLDEST may name a build for the CPU, which brings no CUDA packages.
+COMPAT ?= $(VENV)/oldest
+OLDEST ?= torch==2.9.1
+
+compat: $(COMPAT)/.oldest
+	OMP_NUM_THREADS=1 $(COMPAT)/bin/python -m pytest -rs -m "not gpu" tests/unit/engine tests/unit/kernels tests/kernels
+
+$(COMPAT)/.oldest: pyproject.toml
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --disable-pip-version-check "$(OLDEST)" "triton==3.5.1" "numpy<2.4" \
+		safetensors pydantic psutil pytest pytest-timeout hypothesis
+	@touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
