@@ -24,7 +24,7 @@ def text_line(
     tokenizer: Path,
     *,
     eos_id: int = 1,
-    cycle_tokens: int = 64,
+    cycle_tokens: int = 4,
     seed: int = 0,
     **settings: Any,
 ) -> Path:

@@ -148,7 +148,7 @@ def test_an_empty_stratum_is_refused_by_name(corpus: Path, stratum: str) -> None
 def test_a_stratum_whose_first_file_is_empty_is_measured_on_another(corpus: Path) -> None:
     for i in range(8):
         write(corpus / "mixed" / f"{i}.jsonl", [] if i != 6 else ["only text"])
-    report = init(corpus, {"mixed": {"folder": "mixed", "heldout": 0}})
+    report = init(corpus, {"mixed": {"folder": "mixed", "heldout": 0}}, cycle_tokens=10)
     assert report.calibration["mixed"].strata["all"].file == "6.jsonl"
 
 
@@ -204,7 +204,7 @@ def test_calibration_is_taken_over_where_it_fits(corpus: Path) -> None:
 def test_wide_ids_get_wide_tokens(corpus: Path) -> None:
     vocab = {"<unk>": 0, "</s>": 1, "page": 65_536}
     (corpus / "tokenizer.json").write_bytes(dump(word_tokenizer(vocab)))
-    line = init(corpus).line
+    line = init(corpus, cycle_tokens=900).line
     assert (line.tokenizer.vocab_size, line.token_dtype) == (3, "uint32")
 
 
@@ -217,6 +217,17 @@ def test_use_up_is_predicted_by_stratum(corpus: Path) -> None:
     ):
         prediction.require_enough()
     predict(line, 3).require_enough()
+
+
+def test_a_cycle_larger_than_the_corpus_is_refused_before_anything_is_written(corpus: Path) -> None:
+    found = refused(corpus, cycle_tokens=10**6)
+    assert len(found) == 2
+    assert [path.name for path in (corpus.parent / "line").iterdir()] == ["calibration.part.json"]
+    report = init(corpus)
+    assert report.taken_over["web"] == ("all",), "what was measured is used again"
+    for problem, name in zip(found, ("code", "web"), strict=True):
+        assert f"source {name!r}: holds about {report.source_tokens(name):,} tokens" in problem
+        assert "a cycle of 1,000,000" in problem and "smaller --cycle-tokens" in problem
 
 
 def test_a_damaged_calibration_is_refused_by_name(corpus: Path) -> None:
@@ -292,7 +303,7 @@ def test_two_sources_never_read_the_same_text_of_a_file(corpus: Path) -> None:
         name: {"folder": "pairs", "text": {"column": name}, "id": name, "heldout": 0}
         for name in ("text", "answer")
     }
-    report = init(corpus, columns)
+    report = init(corpus, columns, cycle_tokens=500)
     assert [spec.name for spec in report.line.sources] == ["text", "answer"]
 
 

@@ -30,7 +30,7 @@ def init(root: Path, **sources: dict[str, Any]) -> InitReport:
         recipe=write_recipe(root / "recipe.json", named),
         tokenizer=root / "tokenizer.json",
         eos_id=EOS,
-        cycle_tokens=1000,
+        cycle_tokens=30,
     )
 
 

@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from trainer_core.data.files.listing import reasons, why_ignored
 from trainer_core.data.making.calibration import SourceCalibration
 from trainer_core.data.prepare.disk_bound import DiskBound, disk_bound
-from trainer_core.data.sources import DataLine, SourceSpec
+from trainer_core.data.sources import DataLine, Piece, SourceSpec
 
 _SHOWN_STRATA = 12
 _MANY_CYCLES = 100_000
@@ -40,6 +41,19 @@ class InitReport:
     def source_tokens(self, name: str) -> int:
         """Estimated tokens of a source."""
         return sum(stratum.tokens for stratum in self.line.source(name).strata)
+
+    def too_short(self) -> list[str]:
+        """What keeps the first cycle from ever being filled, by the estimates; [] = nothing."""
+        problems = []
+        for source in self.line.sources:
+            has, wanted = self.source_tokens(source.name), _per_cycle(self.line, self.line.pieces[0], source)
+            if has < wanted:
+                problems.append(
+                    f"source {source.name!r}: holds about {has:,} tokens to train on, its share of a cycle "
+                    f"of {self.line.cycle_tokens:,} is {ceil(wanted):,}, so not even cycle 0 can be made; "
+                    "choose a smaller --cycle-tokens, add text, or give it a smaller share"
+                )
+        return problems
 
     def disk(self) -> DiskBound:
         """Most bytes that the data line takes at once."""
@@ -145,12 +159,17 @@ def _constant(part: str) -> bool:
     return bool(part.strip()) and "{role}" not in part and "{content}" not in part
 
 
+def _per_cycle(line: DataLine, piece: Piece, source: SourceSpec) -> Fraction:
+    """Tokens of a source that a cycle of a piece takes."""
+    return Fraction(line.cycle_tokens * piece.shares.get(source.name, 0), piece.denominator)
+
+
 def _lasts(line: DataLine, source: SourceSpec, tokens: int) -> int | None:
     """Whole cycles until its tokens are used up, piece by piece; None when there are more than 100,000."""
     left = Fraction(tokens)
     ends = [piece.from_cycle for piece in line.pieces[1:]]
     for piece, end in zip(line.pieces, [*ends, None], strict=True):
-        rate = Fraction(line.cycle_tokens * piece.shares.get(source.name, 0), piece.denominator)
+        rate = _per_cycle(line, piece, source)
         if rate and (end is None or left < rate * (end - piece.from_cycle)):
             cycles = piece.from_cycle + left // rate
             return cycles if cycles <= _MANY_CYCLES else None

@@ -96,12 +96,7 @@ def init_data_line(
         pieces=chosen.integer_pieces(),
     )
     calibration = {source.spec.name: source.calibration for source in pinned}
-    if recipe.resolve() != paths.recipe.resolve():
-        write_json(paths.recipe, dump_recipe(chosen.model_copy(update={"seed": seed})))
-    write_json(paths.calibration, calibration_to_json(calibration))
-    write_json(paths.data, line.to_json())
-    clear_unfinished(paths, paths.incoming)
-    return InitReport(
+    report = InitReport(
         work=str(work),
         line=line,
         eos=pinning.encoder(()).eos,
@@ -109,6 +104,14 @@ def init_data_line(
         taken_over={source.spec.name: source.taken_over for source in pinned},
         workers=load_host().limits.tokenize,
     )
+    if problems := report.too_short():
+        raise Refused(problems)
+    if recipe.resolve() != paths.recipe.resolve():
+        write_json(paths.recipe, dump_recipe(chosen.model_copy(update={"seed": seed})))
+    write_json(paths.calibration, calibration_to_json(calibration))
+    write_json(paths.data, line.to_json())
+    clear_unfinished(paths, paths.incoming)
+    return report
 
 
 def start_pinning(
