@@ -53,7 +53,7 @@ compat: $(COMPAT)/.oldest
 
 $(COMPAT)/.oldest: pyproject.toml
 	$(PYTHON) -m venv $(COMPAT)
-	$(COMPAT)/bin/python -m pip install --disable-pip-version-check "$(OLDEST)" "triton==3.5.1" "numpy<2.4" \
+	$(COMPAT)/bin/python -m pip install --disable-pip-version-check "$(OLDEST)" "triton==3.5.1; sys_platform == 'linux'" "numpy<2.4" \
 		safetensors pydantic psutil pytest pytest-timeout hypothesis
 	@touch $@
 
