@@ -237,8 +237,13 @@ def test_a_used_up_stratum_is_named_with_cycle_and_tokens() -> None:
     counts = KnownCounts(lengths)
     consumer = one_consumer(row_length=10, tokens_per_update=100)
     # 8,400 tokens: four whole cycles, the fifth finds 400 tokens.
-    with pytest.raises(DataUsedUp, match=r"cycle 4, source books, stratum (old|new): used up, .* short"):
+    told = r"cycle 4, source books, stratum (old|new): used up, .* short\n.*append a recipe piece"
+    with pytest.raises(DataUsedUp, match=told):
         plan_cycles(line, counts, consumer)
+    # Nothing can be appended at cycle 0.
+    with pytest.raises(DataUsedUp, match="make a new data line with a smaller --cycle-tokens") as ended:
+        plan_cycles(planned_line(lengths, cycle_tokens=9000, shares={"books": 1}), counts, consumer)
+    assert "append" not in str(ended.value)
     assert len(plan_cycles(line, counts, consumer, cycles=4)) == 4
 
 

@@ -120,10 +120,7 @@ def plan_cycle(
         if planned is not None:
             sources[name], after[name] = planned
     if short:
-        raise DataUsedUp(
-            "\n".join(short) + "\nevery text is trained once: append a recipe piece from this cycle on that "
-            "does without it (`nstrain data append`), or go on with a new data line that has more files"
-        )
+        raise DataUsedUp("\n".join(short) + "\nevery text is trained once: " + _way_out(state.next_cycle))
     if missing:
         raise FilesNeeded(missing)
     last = parts[-1]
@@ -140,6 +137,16 @@ def plan_cycle(
             order_position=last.order_start + last.num_rows,
             sources=after,
         ),
+    )
+
+
+def _way_out(cycle: int) -> str:
+    """What is left when a cycle cannot be filled; what a line has from its first cycle on is pinned."""
+    if cycle == 0:
+        return "make a new data line with a smaller --cycle-tokens, a smaller share of it, or more text"
+    return (
+        "append a recipe piece from this cycle on that does without it (`nstrain data append`), or go on "
+        "with a new data line that has more files"
     )
 
 
