@@ -74,6 +74,7 @@ def test_without_held_out_documents_the_way_out_is_told(
 ) -> None:
     write_recipe(host / "recipe.json", {"code": {"folder": "code", "heldout": 0.0}})
     assert init("--cycle-tokens", "1000") == 0
+    assert "nothing is held out, so no training line can be made" in capsys.readouterr().out
     assert cli.run(["data", "val", "--work", "line"]) == 0
     said = capsys.readouterr().out
     assert "no document of code was held out" in said and "next: nstrain new" not in said

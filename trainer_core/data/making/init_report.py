@@ -147,6 +147,11 @@ class InitReport:
             f"{value['default_control_ids_per_million']:.1f} control tokens per million, ours reads "
             + (f"only its own markers {', '.join(source.markers)}" if source.markers else "none")
         )
+        if not source.heldout:
+            lines.append(
+                "    nothing is held out, so no training line can be made: `nstrain new` needs held-out text "
+                'of every source; raise "heldout" and make another data line'
+            )
         if source.ignored:
             lines.append(f"    {reasons(source.ignored, source.folder)}")
         if value["taken_over"]:
