@@ -104,7 +104,7 @@ def test_a_cycle_larger_than_a_source_is_an_error_that_names_it_and_what_it_lack
         f"cycle 0, source short, stratum all: used up, {rows * 16 + 1 - 641:,} tokens short",
         f"cycle 0, source long, stratum all: used up, {rows * 16 + 1 - 64_000:,} tokens short",
     ]
-    assert "every text is trained once" in problems[2] and "`nstrain data append`" in problems[2]
+    assert "every text is trained once" in problems[2] and "make a new data line" in problems[2]
     assert len(problems) == 3
 
 
