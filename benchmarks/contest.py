@@ -59,6 +59,12 @@ class Lasting:
         seconds: float = self._pipe.recv()
         return seconds
 
+    def close(self) -> None:
+        """End its process."""
+        self._child.kill()
+        self._child.join()
+        self._pipe.close()
+
 
 def _serve(call: Callable[[str], object], pipe: Connection) -> None:
     while True:

@@ -133,6 +133,8 @@ def report(bench: Bench, rounds: int) -> None:
         for way in ways:
             best[way] += min(one[way] for one in took)
             ratios[way] += [one["datatrove"] / one[way] for one in took[1:]]
+    for contender in contenders.values():
+        contender.close()
     texts = [text for part in bench.texts.values() for text in part]
     num_tokens = len(bench.encoder.encode_flat(texts).ids)
     megabytes = sum(len(text.encode("utf-8")) for text in texts) / 1e6

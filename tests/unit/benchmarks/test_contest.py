@@ -1,6 +1,8 @@
 """The helper of the benchmarks: who runs when, and what is counted."""
 
 import time
+from contextlib import closing
+from multiprocessing import active_children
 
 import pytest
 
@@ -48,12 +50,12 @@ def test_a_lasting_contender_keeps_its_own_memory_and_tells_its_seconds() -> Non
         while time.process_time() < end:
             pass
 
-    contender = Lasting(call)
-    first, second = contender("0.05"), contender("0.05")
+    with closing(Lasting(call)) as contender:
+        first, second = contender("0.05"), contender("0.05")
     assert kept == [] and first >= 0.05 and second >= 0.1
 
 
 def test_a_lasting_contender_that_fails_ends_the_contest() -> None:
-    contender = Lasting(lambda argument: {}["missing"])
-    with pytest.raises(EOFError):
+    with closing(Lasting(lambda argument: {}["missing"])) as contender, pytest.raises(EOFError):
         contender("a round")
+    assert not active_children()
