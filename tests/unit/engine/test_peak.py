@@ -17,7 +17,11 @@ def _allocated(
 ) -> int:
     """Largest number of bytes that one forward and backward pass held beside the state."""
     vocab = vocab or PRESETS[name].vocab_size
-    model = build(name, config, vocab, 0)
+    with torch.device("meta"):
+        model = build(name, config, vocab, 0)
+    model.to_empty(device="cpu")  # to draw the weights would take longer than the passes
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.detach().zero_()
     flat_state(model, **state)
     ids = torch.from_numpy(token_rows(0, rows, length, vocab))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
@@ -58,10 +62,16 @@ WIDE = sorted(PRESETS, key=lambda name: PRESETS[name].config["width"])
 VOCAB = 512
 
 
-@pytest.mark.parametrize("shadow", [None, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(
+    ("name", "shadow"),
+    [(name, None) for name in WIDE]
+    + [(name, torch.bfloat16) for name in WIDE if PRESETS[name].config["width"] <= 512],
+)
 def test_one_block_of_every_preset(name: str, shadow: torch.dtype | None) -> None:
-    """Its widths are what a preset adds; blocks more add alike. With a shadow, gradients are rounded up."""
+    """Its widths are what a preset adds; more blocks add alike.
+
+    In bfloat16 the narrow ones alone: where a processor lacks it, a wide product takes a minute.
+    """
     ac = ("none", "full")[WIDE.index(name) % 2]
     rows, length = 2, 64
     with torch.device("meta"):
