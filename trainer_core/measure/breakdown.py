@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from trainer_core.engine.assemble import SHADOWS
 from trainer_core.engine.capture_check import check_capture
+from trainer_core.engine.determinism import deterministic
 from trainer_core.engine.flat import FlatState
-from trainer_core.measure.throughput import Rig, Workload, deterministic
+from trainer_core.measure.throughput import Rig, Workload
 
 OWNERS = ("P", "G", "M", "V", "E", "W")
 """Flat buffers: parameters, gradients, two moments, their average, rounded weights."""
@@ -69,7 +71,7 @@ def activation_bytes(workload: Workload) -> int:
         lambda ids, targets: model.loss(ids, targets, workload.ac),
         micro=[(workload.rows, workload.seq_len)],
         ema=workload.ema,
-        shadow=torch.bfloat16 if workload.precision == "bf16" else None,
+        shadow=SHADOWS[workload.precision],
     )
     return max(part.peak_bytes for part in report.parts if part.part.startswith("micro"))
 

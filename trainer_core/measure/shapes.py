@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from trainer_core.engine.assemble import SHADOWS
 from trainer_core.engine.capture_check import check_capture
 from trainer_core.line.config import RunConfig
 from trainer_core.measure.candidates import Candidate, rows_of_updates
-from trainer_core.measure.tune_record import Device
 from trainer_core.models.base import Model
 from trainer_core.models.registry import build
 
@@ -40,13 +40,6 @@ class TracedShape:
     def peak_bytes(self) -> int:
         """State and activations."""
         return self.state_bytes + self.activation_bytes
-
-
-def described(device: torch.device) -> Device:
-    """A device as records of measurements name it."""
-    return Device(
-        kind=device.type, name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    )
 
 
 def line_shapes(config: RunConfig) -> list[Candidate]:
@@ -80,7 +73,7 @@ def trace(config: RunConfig, shape: Candidate) -> TracedShape:
         micro=[(rows, shape.length) for rows in micro_rows(config, shape)],
         evaluations=[(shape.rows, shape.length)],
         ema=config.ema is not None,
-        shadow=torch.bfloat16 if config.precision == "bf16" else None,
+        shadow=SHADOWS[config.precision],
     )
     return TracedShape(
         shape=shape,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ from torch import Tensor
 
 from trainer_core.engine.assemble import Precision, make_step
 from trainer_core.engine.backends.protocol import GraphBackend, Part, Wait
+from trainer_core.engine.determinism import deterministic
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
 from trainer_core.errors import Refused
+from trainer_core.measure.candidates import AC_MODES
 from trainer_core.models.base import Model
 from trainer_core.models.presets import PRESETS
 from trainer_core.models.registry import build
@@ -91,8 +93,8 @@ def preset_workload(name: str, **settings: Any) -> Workload:
     longest = preset.config["rope_max_seq_len"]
     if workload.seq_len > longest:
         problems.append(f"--seq-len {workload.seq_len}: {name} takes rows of at most {longest} tokens")
-    if workload.ac not in ("none", "full"):
-        problems.append(f"--ac {workload.ac}: expected none or full")
+    if workload.ac not in AC_MODES:
+        problems.append(f"--ac {workload.ac}: expected {' or '.join(AC_MODES)}")
     if torch.device(workload.device).type == "cuda" and not torch.cuda.is_available():
         problems.append(
             f"--device {workload.device}: torch sees no GPU; `nstrain doctor` says what is missing"
@@ -192,7 +194,7 @@ class Rig:
             for index, batch in enumerate(batches):
                 if index in (0, warm_up):
                     losses += [result.loss for result in self.step.results()]
-                    self._wait()
+                    wait_for(self.state.device)
                     self.timed.take_seconds()
                 wall, cpu = time.perf_counter(), time.process_time()
                 self.step.submit(batch, SCALARS)
@@ -204,7 +206,7 @@ class Rig:
                         parts.append(self.timed.take_seconds())
             wall = time.perf_counter()
             losses += [result.loss for result in self.step.results()]
-            self._wait()
+            wait_for(self.state.device)
             walls[-1] += time.perf_counter() - wall
         if not parts:
             parts = [{kind: s / updates for kind, s in self.timed.take_seconds().items()}]
@@ -219,20 +221,8 @@ class Rig:
         self.timed = TimedBackend(backend, torch.device(self.workload.device))
         return self.timed
 
-    def _wait(self) -> None:
-        if self.state.device.type == "cuda":
-            torch.cuda.synchronize(self.state.device)
 
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """The switches that a line trains with; put back at the end."""
-    mode = torch.get_deterministic_debug_mode()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has done everything that it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -8,7 +8,6 @@ with the engine that the line would get, and touches no file of the line.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
@@ -20,14 +19,16 @@ import numpy as np
 import torch
 
 from trainer_core.engine.assemble import line_device, make_step
+from trainer_core.engine.determinism import deterministic
 from trainer_core.engine.step import Step, UpdateScalars
 from trainer_core.errors import NstrainError
 from trainer_core.host import load_host
 from trainer_core.line.config import RunConfig, parse_run
 from trainer_core.line.parent import end_with_parent
 from trainer_core.measure.candidates import Candidate, rows_of_updates
-from trainer_core.measure.shapes import described, micro_rows
-from trainer_core.measure.throughput import deterministic
+from trainer_core.measure.device import described
+from trainer_core.measure.shapes import micro_rows
+from trainer_core.measure.throughput import wait_for
 from trainer_core.models.registry import build
 
 MOST_UPDATES = 20
@@ -111,12 +112,10 @@ def _time_updates(
 
 def _seconds(clock: Clock, device: torch.device, work: Callable[[], object]) -> float:
     """Seconds of `work` until the device has done it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     start = clock()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return clock() - start
 
 
@@ -179,7 +178,6 @@ def main() -> None:
     """One request, one answer: the last line of stdout."""
     end_with_parent(int(sys.argv[1]))
     load_host()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as in training
     print(json.dumps(answer(json.loads(sys.stdin.read()))), flush=True)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from trainer_core.data.rows.line_rows import DataLineRows
 from trainer_core.engine.assemble import line_device, make_step
+from trainer_core.engine.determinism import be_deterministic
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step
 from trainer_core.errors import Refused
@@ -23,7 +24,7 @@ from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.run_checks import too_long
-from trainer_core.measure.shapes import described
+from trainer_core.measure.device import described
 from trainer_core.measure.tune_record import refuse_untuned
 from trainer_core.models.registry import build
 from trainer_core.telemetry.heartbeat import Heartbeat
@@ -50,11 +51,7 @@ def make_trainer(
     heartbeat = Heartbeat(paths.heartbeat)
     heartbeat.beat("loading", 0)
     torch.set_num_threads(config.threads)
-    # What makes matrix products repeat their bits on a GPU; read when its library is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # The same switch as use_deterministic_algorithms, without importing the compiler (seconds of start-up).
-    torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    be_deterministic()
     point = recover(paths)
     rows = DataLineRows(Path(config.data), beat=lambda: heartbeat.beat("loading", 0))
     state, step = _engine(config, paths)
