@@ -37,23 +37,18 @@ def tune_line(line: Path, *, shared_gb: float = 0.0, say: Say = print, ask: Ask 
         say(str(room))
         tuned = tune(config, room, ask=ask, say=say)
         record = _record(config, room, tuned)
-        _write(paths, config, record)
+        before = [(shape.rows, shape.ac) for shape in config.lengths]
+        changed = before != [(shape.rows, shape.ac) for shape in record.lengths]
+        _write(paths, config, record, changed=changed)
         for present, found in zip(config.lengths, tuned, strict=True):
             best = found.best.candidate
             same = (best.rows, best.ac) == (present.rows, present.ac)
             kept = "stays" if same else f"instead of {present.rows} rows with ac {present.ac}"
-            say(f"rows of {present.length}: {best.rows} rows with ac {best.ac} {kept}: {_why(found, room)}")
-        if _shapes(config) != [(shape.rows, shape.ac) for shape in record.lengths]:
+            why = describe(found.best, room)
+            say(f"rows of {present.length}: {best.rows} rows with ac {best.ac} {kept}: {why}")
+        if changed:
             _tell(paths, record, say)
     return record
-
-
-def _why(found: Tuned, room: Room) -> str:
-    return describe(found.best, room)
-
-
-def _shapes(config: RunConfig) -> list[tuple[int, str]]:
-    return [(shape.rows, shape.ac) for shape in config.lengths]
 
 
 def _record(config: RunConfig, room: Room, tuned: list[Tuned]) -> TuneRecord:
@@ -87,13 +82,13 @@ def _record(config: RunConfig, room: Room, tuned: list[Tuned]) -> TuneRecord:
     )
 
 
-def _write(paths: LinePaths, config: RunConfig, record: TuneRecord) -> None:
-    """The record, then the shapes into the file as its owner wrote it: its keys in its order."""
+def _write(paths: LinePaths, config: RunConfig, record: TuneRecord, *, changed: bool) -> None:
+    """The record, then changed shapes into the file as its owner wrote it: its keys in its order."""
     if load_run(paths) != config:
         raise Refused(f"{paths.run_json}: was edited while its shapes were measured; tune again")
     value: dict[str, Any] = read_json(paths.run_json)
     write_json(paths.tune_json, record.model_dump(mode="json"))
-    if _shapes(config) == [(shape.rows, shape.ac) for shape in record.lengths]:
+    if not changed:
         return
     for entry, shape in zip(value["lengths"], record.lengths, strict=True):
         entry["rows"] = shape.rows
