@@ -22,36 +22,30 @@ from tests.unit.data.inputs import dump, word_tokenizer
 
 ALL = os.environ.get("NSTRAIN_CRASH_ALL") == "1"
 MB = 1_000_000
-PEAK = """
-from pathlib import Path
-
-def peak():
-    # Not getrusage: its figure starts at what the parent held when it made this process.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-"""
 READ = """
 import json, sys
 from pathlib import Path
 import pyarrow.parquet
+from tests.tools.resident import resident
 from trainer_core.data.text.documents import document_text
 from trainer_core.data.sources import TextRule
 from trainer_core.data.text.read import iter_documents
 
-before = peak()
+before = resident("VmHWM")
 rule = TextRule.from_json(json.loads(sys.argv[2]))
 sizes = [len(document_text(document)) for document in iter_documents(Path(sys.argv[1]), rule)]
-print(json.dumps([sum(sizes), peak() - before]))
+print(json.dumps([sum(sizes), resident("VmHWM") - before]))
 """
 TOKENIZE = """
 import json, sys
 from pathlib import Path
+from tests.tools.resident import resident
 from trainer_core.data.tokens.open_files import OpenFiles
 from trainer_core.data.sources import load_data_line
 
 work = Path(sys.argv[1])
 facts = OpenFiles(work, load_data_line(work)).tokenize("s", "a.parquet")
-print(json.dumps([facts.characters, peak()]))
+print(json.dumps([facts.characters, resident("VmHWM")]))
 """
 RNG = np.random.default_rng(0)
 WORDS = [
@@ -82,7 +76,7 @@ def one_row_group(path: Path, size: int, *, chats: bool = False) -> int:
 
 def in_child(code: str, *arguments: str) -> tuple[int, int]:
     """The two numbers that a script prints."""
-    command = [sys.executable, "-c", PEAK + code, *arguments]
+    command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     characters, peak = json.loads(done.stdout)
     return characters, peak

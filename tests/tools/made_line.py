@@ -1,6 +1,7 @@
 """A data line made the way people make one: init, held-out text, a training line's record, cycles."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def made_line(root: Path, *, cycles: int = 0, cycle_tokens: int = 2000) -> Path:
     register(work)
     prepare(work, *range(cycles))
     return work
+
+
+def copy_of(work: Path) -> Path:
+    """A copy of a line's folder beside it, in place of an earlier one; the sources are shared."""
+    copy = work.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(work, copy)
+    return copy
 
 
 def prepare(work: Path, *cycles: int) -> None:

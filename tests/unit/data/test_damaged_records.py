@@ -1,14 +1,13 @@
 """Records of a wrong shape, and values that no other one agrees with: `data verify` names every one."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.made_line import made_line
+from tests.tools.made_line import copy_of, made_line
 from trainer_core.data.audit.verify import verify_data_line
 from trainer_core.data.records import damage_named, refuse_other
 from trainer_core.errors import Refused
@@ -25,10 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def work(whole: Path) -> Path:
-    copy = whole.with_name("copy")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(whole, copy)
-    return copy
+    return copy_of(whole)
 
 
 def change(path: Path, edit: Change) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.made_line import made_line
+from tests.tools.made_line import copy_of, made_line
 from trainer_core.data.audit.verify import verify_data_line
 from trainer_core.data.prepare.preparer import CyclePreparer
 from trainer_core.line.files import canonical_json
@@ -21,11 +21,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def work(whole: Path) -> Path:
-    """The line with its folder copied; its sources are the module's own."""
-    copy = whole.with_name("copy")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(whole, copy)
-    return copy
+    return copy_of(whole)
 
 
 def change_json(path: Path, change: Callable[[dict], None], *, canonical: bool = True) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from tests.tools.resident import resident
 from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.line.checkpoints import verify
 from trainer_core.line.paths import LinePaths
@@ -23,20 +24,14 @@ from trainer_core.train.checkpoint import CheckpointWriter
 from trainer_core.train.resume import load_tensors
 
 torch.set_num_threads(1)
-status = Path("/proc/self/status")
-
-
-def resident(name):
-    lines = status.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def grown(work):
     "Bytes by which the process was larger than now while it did the work."
     Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS:")
+    before = resident("VmRSS")
     work()
-    return resident("VmHWM:") - before
+    return resident("VmHWM") - before
 
 
 def allocate():
