@@ -4,8 +4,8 @@ Never compares wall time: the machine may be shared. Alternation spreads what di
 while over all of them, and the best round is the one that was disturbed least. CPU seconds are those of this
 process with its threads, and of the children that it waited for.
 
-Contenders that allocate much disturb each other's heap: each of them may have a process that lasts through
-all rounds (`Lasting`), as each has in use.
+Contenders that allocate much disturb each other's heap: each of them may have its own (`OwnHeap`), as each
+has in use.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import gc
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from concurrent.futures import ThreadPoolExecutor
 
 
 def cpu_seconds() -> float:
@@ -44,35 +43,26 @@ def contest(
     return best
 
 
-class Lasting:
-    """A contender in a forked process of its own, which keeps its heap and caches between rounds."""
+class OwnHeap:
+    """A contender in a thread of its own: glibc gives each thread a heap, which lasts through all rounds."""
 
     def __init__(self, call: Callable[[str], object]) -> None:
-        self._pipe, theirs = get_context("fork").Pipe()
-        self._child = get_context("fork").Process(target=_serve, args=(call, theirs), daemon=True)
-        self._child.start()
-        theirs.close()
+        self._call = call
+        self._thread = ThreadPoolExecutor(max_workers=1)
 
     def __call__(self, argument: str) -> float:
-        """Run one round there; the CPU seconds that it took. Raises EOFError when the call failed."""
-        self._pipe.send(argument)
-        seconds: float = self._pipe.recv()
-        return seconds
+        """Run one round there; the CPU seconds that it took. Raises what the call raises."""
+        return self._thread.submit(self._round, argument).result()
 
-    def close(self) -> None:
-        """End its process."""
-        self._child.kill()
-        self._child.join()
-        self._pipe.close()
-
-
-def _serve(call: Callable[[str], object], pipe: Connection) -> None:
-    while True:
-        argument = pipe.recv()
+    def _round(self, argument: str) -> float:
         gc.collect()
         start = time.process_time()
-        call(argument)
-        pipe.send(time.process_time() - start)
+        self._call(argument)
+        return time.process_time() - start
+
+    def close(self) -> None:
+        """End its thread."""
+        self._thread.shutdown()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

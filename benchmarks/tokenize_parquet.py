@@ -6,10 +6,10 @@ All three get the same documents (the sample corpus, in a few parquet files) and
 Ours is the whole step of a data line: held-out decision, encoding with exact handling of control tokens and
 the guard, duplicates, document shuffle, shard with its hash. The peer is `ParquetReader` and
 `DocumentTokenizer` with their defaults, which shuffle too; the floor is `encode_batch_fast` on texts in
-memory, its ids left unread. Each contender has a process of its own that lasts through all rounds, as a
-tokenizer worker has in either system: in one heap the library's allocations are slowed by what the others
-leave behind. Every file is a contest of its own, so that rounds are short; a contender's time is the sum of
-its best rounds, and the median of the rounds' ratios is printed beside.
+memory, its ids left unread. All run in turn in one process, each in a thread of its own and so with a heap of
+its own, as a tokenizer worker has in either system: in a shared heap the library's allocations are slowed by
+what the others leave behind. Every file is a contest of its own, so that rounds are short; a contender's time
+is the sum of its best rounds, and the median of the rounds' ratios is printed beside.
 Needs `pip install -e ".[bench]"`.
 """
 
@@ -29,7 +29,7 @@ from datatrove.pipeline.tokens import DocumentTokenizer
 from datatrove.utils.logging import logger
 from tokenizers import Tokenizer
 
-from benchmarks.contest import Lasting, table
+from benchmarks.contest import OwnHeap, table
 from trainer_core.data.making.initialize import init_data_line
 from trainer_core.data.sample.build import build_sample
 from trainer_core.data.sources import TextRule, load_data_line
@@ -103,7 +103,7 @@ def make(root: Path, megabytes: int, vocab_size: int) -> None:
         recipe=root / "recipe.json",
         tokenizer=tokenizer,
         eos_id=EOS_ID,
-        cycle_tokens=1 << 20,
+        cycle_tokens=1 << 16,
     )
 
 
@@ -125,7 +125,7 @@ def main() -> None:
 def report(bench: Bench, rounds: int) -> None:
     """Hold the contests and print their table."""
     ways = {"nstrain": bench.ours, "datatrove": bench.datatrove, "encode call alone": bench.floor}
-    contenders = {way: Lasting(call) for way, call in ways.items()}
+    contenders = {way: OwnHeap(call) for way, call in ways.items()}
     best = dict.fromkeys(ways, 0.0)
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     for name in bench.texts:
