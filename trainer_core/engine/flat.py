@@ -1,9 +1,9 @@
 """The training state: flat buffers of parameters, gradients and moments, and the optimizer's counters.
 
 A bound module's parameters and their .grad are views of P and G, so autograd accumulates in place and nothing
-is gathered or scattered. With a shadow the parameters are views of W, which is P rounded, and have no .grad:
-what autograd makes is added to G. Padding is zero and stays zero. Everything that a resume needs is in
-`state_tensors` and `scalars`; G is zero between updates and W follows from P, so neither is saved.
+is gathered or scattered. With a shadow the parameters of rounded groups are views of W, which is P rounded,
+and have no .grad: what autograd makes is added to G. Padding is zero and stays zero. Everything that a resume
+needs is in `state_tensors` and `scalars`; G is zero between updates, W follows from P, and neither is saved.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class FlatState:
         missing = {slot.name for slot in self.layout.slots} ^ params.keys()
         assert not missing, f"layout and module differ in {sorted(missing)}"
         self._bound = []
+        rounded = {group.name: group.rounded for group in self.layout.groups}
         for slot in self.layout.slots:
             param = params[slot.name]
             assert param.dtype == self.dtype, f"{slot.name} is {param.dtype}, the state is {self.dtype}"
@@ -78,7 +79,7 @@ class FlatState:
             self.P[part].view(slot.shape).copy_(param.detach())
             grad = self.G[part].view(slot.shape)
             param.grad = None
-            if self.W is None:
+            if self.W is None or not rounded[slot.group]:
                 weight = self.P[part].view(slot.shape)
                 param.data, param.grad = weight, grad
                 self._bound.append((param, weight, grad))
@@ -112,9 +113,10 @@ class FlatState:
     def averaged(self) -> Iterator[None]:
         """Inside, the bound module's parameters are E, in the dtype it computes in; no buffer changes."""
         assert self.E is not None
-        average = self.E if self.W is None else self.E.to(self.W.dtype)
+        narrow = self.E if self.W is None else self.E.to(self.W.dtype)
         try:
-            for (param, _, _), slot in zip(self._bound, self.layout.slots, strict=True):
+            for (param, weight, _), slot in zip(self._bound, self.layout.slots, strict=True):
+                average = self.E if weight.dtype == self.dtype else narrow
                 param.data = average[slot.offset : slot.offset + slot.numel].view(slot.shape)
             yield
         finally:

@@ -31,6 +31,8 @@ class ParamGroup:
     """Factor on the learning rate."""
     params: Sequence[tuple[str, nn.Parameter]]
     """Full name in the module and parameter, in the module's order."""
+    rounded: bool = True
+    """Whether the model computes on a narrow shadow of them, where the state has one, or on P itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,8 @@ class GroupRange:
     """First element."""
     end: int
     """One past the last element, padding included."""
+    rounded: bool = True
+    """Whether a shadow stands for its parameters."""
 
 
 def _up(n: int, multiple: int) -> int:
@@ -125,7 +129,14 @@ class Layout:
                     offset += _up(param.numel(), BLOCK)
                 segments.append(Segment(group=group.name, label=label, start=start, end=offset))
             ranges.append(
-                GroupRange(name=group.name, decay=group.decay, lr_mult=group.lr_mult, start=first, end=offset)
+                GroupRange(
+                    name=group.name,
+                    decay=group.decay,
+                    lr_mult=group.lr_mult,
+                    start=first,
+                    end=offset,
+                    rounded=group.rounded,
+                )
             )
         names = [slot.name for slot in slots]
         assert len(set(names)) == len(names), "a parameter is in two groups"

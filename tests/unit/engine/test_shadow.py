@@ -1,6 +1,7 @@
 """The bfloat16 copy that a model computes with, and the moving average: views, sums, skips, resume, ranks."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,30 @@ def test_a_gradient_or_parameter_elsewhere_is_found() -> None:
     assert state.unbound() == ["norm.weight left the flat parameters"]
     with pytest.raises(AssertionError, match=r"bfloat16, the state is torch\.float32"):
         flat_state(model)
+
+
+def test_a_group_that_is_not_rounded_stays_in_float32() -> None:
+    """Its parameters and gradients are views of P and G beside a shadow, and of E in an average."""
+    model = build("llama-nano-cpu", None, 64, 0)
+    groups = [replace(group, rounded=group.name != "norm") for group in model.param_groups()]
+    model.param_groups = lambda: groups
+    state = flat_state(model, ema=True, shadow=BF16)
+    loss = model.loss
+    step = Step(
+        model_loss=lambda ids, targets: loss(ids, targets), state=state, backend=EagerReplay(strict=True)
+    )
+    before = model.norm.weight.detach().clone()
+    _train(step, range(3))
+    norm, slot = model.norm.weight, next(s for s in state.layout.slots if s.name == "norm.weight")
+    assert norm.dtype == torch.float32 and not torch.equal(norm, before)
+    assert norm.data_ptr() == state.P[slot.offset :].data_ptr()
+    assert norm.grad.data_ptr() == state.G[slot.offset :].data_ptr()
+    assert model.embedding.weight.dtype == BF16
+    with state.averaged():
+        assert norm.data_ptr() == state.E[slot.offset :].data_ptr()
+        assert model.embedding.weight.dtype == BF16
+    assert norm.data_ptr() == state.P[slot.offset :].data_ptr()
+    state.assert_bound()
 
 
 def test_many_small_gradients_add_up() -> None:
