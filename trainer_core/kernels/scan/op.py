@@ -1,0 +1,108 @@
+"""The scan as an operator of our own: shapes, autograd, what is saved; the arithmetic lives in `chunked`.
+
+Saved are the inputs and the potentials before and after each chunk; the backward pass makes the rest again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer_core.kernels.register import differentiate, operator
+from trainer_core.kernels.scan import chunked
+
+CHUNK = 16
+"""Tokens of a chunk."""
+
+
+def _wide(u: Tensor, dt: Tensor) -> torch.dtype:
+    return torch.promote_types(u.dtype, dt.dtype)
+
+
+def _fake(
+    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    s = chunked.shape_of(u, b, chunk)
+    last = u.new_empty(s.B, s.H, s.P, s.N, dtype=_wide(u, dt))
+    return torch.empty_like(u), last, last.new_empty(s.C + 1, s.B, s.H, s.N, s.P)
+
+
+@operator("scan", fake=_fake, composed=True)
+def scan_forward(
+    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the last potentials, the potentials before and after each chunk."""
+    return chunked.forward(chunked.shape_of(u, b, chunk), u, dt, A, b, r, state)
+
+
+def _fake_backward(
+    g: Tensor,
+    g_last: Tensor | None,
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    V: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    d_u, d_dt, d_A, d_b, d_r = (torch.empty_like(x) for x in (u, dt, A, b, r))
+    s = chunked.shape_of(u, b, chunk)
+    return d_u, d_dt, d_A, d_b, d_r, V.new_empty(s.B, s.H, s.P, s.N)
+
+
+@operator("scan_backward", fake=_fake_backward, composed=True)
+def scan_backward(
+    g: Tensor,
+    g_last: Tensor | None,
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    V: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of u, dt, A, b, r and of the first potentials."""
+    return chunked.backward(chunked.shape_of(u, b, chunk), g, g_last, u, dt, A, b, r, V)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    u, dt, A, b, r, state, ctx.chunk = inputs
+    ctx.has_state = state is not None
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(u, dt, A, b, r, output[2])
+
+
+def _backward(ctx: Any, g: Tensor | None, g_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if g is None and g_last is None:
+        return (None,) * 7
+    u, dt, A, b, r, V = ctx.saved_tensors
+    g = torch.zeros_like(u) if g is None else g
+    *grads, d_state = scan_backward(g.contiguous(), g_last, u, dt, A, b, r, V, ctx.chunk)
+    return *grads, d_state if ctx.has_state else None, None
+
+
+differentiate("scan", _backward, setup=_setup)
+
+
+def scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    state: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """V_t = exp(A dt_t) V_{t-1} + dt_t u_t b_t^T, y_t = V_t r_t; y [B, T, H, P] and the last V [B, H, P, N].
+
+    u [B, T, H, P], dt [B, T, H], A [H] negative, b and r [B, T, G, N] with H a multiple of G, state
+    [B, H, P, N], zeros where it is None. dt, A and the state are float32 or wider; y has the dtype of u.
+    """
+    Q = min(CHUNK if chunk is None else chunk, u.shape[1])
+    y, last, _ = scan_forward(*(x.contiguous() for x in (u, dt, A, b, r)), state, Q)
+    return y, last
