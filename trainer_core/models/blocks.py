@@ -1,4 +1,4 @@
-"""Parts that the families share: norms, projections, rotary tables, initialisation by name, recomputation.
+"""Parts that the families share: norms, projections, attention with its past, initialisation by name.
 
 Nothing here draws from a global random generator or depends on the order of construction.
 """
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from trainer_core.kernels.attention import causal_attention, causal_attention_reference
 from trainer_core.kernels.embedding import embedding
 from trainer_core.kernels.norm import rms_norm
 
@@ -49,6 +50,23 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return embedding(ids, self.weight)
+
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values [B, H, S, d] of the tokens that one layer has seen."""
+
+
+def no_past(rows: int, heads: int, head_dim: int, like: Tensor) -> KeysValues:
+    """Keys and values of no token."""
+    return like.new_empty(rows, heads, 0, head_dim), like.new_empty(rows, heads, 0, head_dim)
+
+
+def attend_after(q: Tensor, k: Tensor, v: Tensor, past: KeysValues) -> tuple[Tensor, KeysValues]:
+    """Causal attention of t more tokens, q, k, v [B, H, t, d], to past and themselves; the new past."""
+    if past[0].shape[-2] == 0:
+        return causal_attention(q, k, v), (k, v)
+    keys, values = torch.cat((past[0], k), -2), torch.cat((past[1], v), -2)
+    return causal_attention_reference(q, keys, values), (keys, values)
 
 
 def rope_tables(max_len: int, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +17,25 @@ from torch.nn import functional as F
 
 from trainer_core.engine.layout import ParamGroup
 from trainer_core.errors import Refused
-from trainer_core.kernels.attention import causal_attention
+from trainer_core.kernels.attention import causal_attention, causal_attention_reference
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.rope import rotate
 from trainer_core.models.base import Model
 from trainer_core.models.blocks import (
     Embedding,
+    KeysValues,
     Linear,
     RMSNorm,
+    attend_after,
     init_normal,
+    no_past,
     recomputed,
     rope_tables,
 )
+from trainer_core.models.settings import config_problems
 
-RECOMPUTATION = ("none", "full")
-"""Values of `ac`: keep every activation, or only each block's input."""
+ATTENTION = {"fast": causal_attention, "reference": causal_attention_reference}
+"""Values of `attention`: by blocks, or an explicit softmax over the whole row for comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +58,13 @@ class LlamaConfig:
     """Added to the mean square in RMSNorm."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; output projections have it over sqrt(2 layers)."""
+    attention: str = "fast"
+    """fast: no score of a later key is made; reference: an explicit softmax over whole rows."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Checks a user's configuration and reports every problem of it."""
-        known = {field.name: field.type for field in fields(cls)}
-        problems = [f"model.{key} is not a setting of llama" for key in config.keys() - known.keys()]
-        for key in known:
-            value = config.get(key)
-            whole = known[key] == "int"
-            if value is None:
-                if key in ("layers", "width", "heads", "ffn"):
-                    problems.append(f"model.{key} is missing")
-            elif (
-                isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0
-            ):
-                problems.append(
-                    f"model.{key} is {value!r}; expected a positive {'integer' if whole else 'number'}"
-                )
+        problems = config_problems(cls, config, family="llama", choices={"attention": tuple(ATTENTION)})
         if not problems and config["width"] % (2 * config["heads"]):
             problems.append(
                 f"model.width {config['width']} must be a multiple of twice model.heads {config['heads']}"
@@ -87,19 +80,31 @@ class Attention(nn.Module):
     def __init__(self, c: LlamaConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads = c.heads
+        self.attend = ATTENTION[c.attention]
         self.q_proj = Linear(c.width, c.width, dtype)
         self.k_proj = Linear(c.width, c.width, dtype)
         self.v_proj = Linear(c.width, c.width, dtype)
         self.out_proj = Linear(c.width, c.width, dtype)
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, D = x_BTD.shape
+        return self._out(self.attend(*self._heads(x_BTD, cos, sin)))
+
+    def advance(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """The same for T tokens after a past."""
+        out_BHTd, past = attend_after(*self._heads(x_BTD, cos, sin), past)
+        return self._out(out_BHTd), past
+
+    def _heads(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values [B, H, T, d]."""
+        B, T, _ = x_BTD.shape
         q_BHTd, k_BHTd, v_BHTd = (
             proj(x_BTD).view(B, T, self.heads, -1).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out_BHTd = causal_attention(rotate(q_BHTd, cos, sin), rotate(k_BHTd, cos, sin), v_BHTd)
-        out: Tensor = self.out_proj(out_BHTd.transpose(1, 2).reshape(B, T, D))
+        return rotate(q_BHTd, cos, sin), rotate(k_BHTd, cos, sin), v_BHTd
+
+    def _out(self, out_BHTd: Tensor) -> Tensor:
+        out: Tensor = self.out_proj(out_BHTd.transpose(1, 2).flatten(2))
         return out
 
 
@@ -129,6 +134,14 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos, sin)
+        return self._feed(x_BTD)
+
+    def advance(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """The same for T tokens after a past."""
+        out_BTD, past = self.attention.advance(self.attention_norm(x_BTD), cos, sin, past)
+        return self._feed(x_BTD + out_BTD), past
+
+    def _feed(self, x_BTD: Tensor) -> Tensor:
         out: Tensor = x_BTD + self.ffn(self.ffn_norm(x_BTD))
         return out
 
@@ -136,6 +149,7 @@ class Block(nn.Module):
 class Llama(Model):
     """The model; its head is the embedding's table."""
 
+    recomputation: ClassVar[tuple[str, ...]] = ("none", "full")
     config: LlamaConfig
     cos: Tensor
     sin: Tensor
@@ -165,7 +179,7 @@ class Llama(Model):
 
     def hidden(self, ids_BT: Tensor, ac: str = "none") -> Tensor:
         """Normalised output of the last block [B, T, D]."""
-        assert ac in RECOMPUTATION, ac
+        assert ac in self.recomputation, ac
         T = ids_BT.shape[1]
         assert self.config.rope_max_seq_len >= T, f"row of {T} tokens, the model takes {self.config}"
         cos, sin = self.cos[:T], self.sin[:T]
@@ -178,9 +192,28 @@ class Llama(Model):
         out: Tensor = self.norm(x_BTD)
         return out
 
-    def logits(self, ids_BT: Tensor) -> Tensor:
+    def logits(self, ids: Tensor) -> Tensor:
         """Scores of the next token [B, T, V]."""
-        return F.linear(self.hidden(ids_BT), self.embedding.weight)
+        return F.linear(self.hidden(ids), self.embedding.weight)
+
+    def init_state(self, rows: int) -> list[KeysValues]:
+        """Keys and values of no token, by layer."""
+        head_dim = self.config.width // self.config.heads
+        like = self.embedding.weight
+        return [no_past(rows, self.config.heads, head_dim, like) for _ in self.blocks]
+
+    def advance(self, ids: Tensor, state: list[KeysValues]) -> tuple[Tensor, list[KeysValues]]:
+        """Scores [B, T, V] of the next T tokens, and the keys and values with theirs."""
+        start = state[0][0].shape[-2]
+        end = start + ids.shape[1]
+        assert end <= self.config.rope_max_seq_len, f"row of {end} tokens, the model takes {self.config}"
+        cos, sin = self.cos[start:end], self.sin[start:end]
+        x_BTD: Tensor = self.embedding(ids)
+        after = []
+        for block, past in zip(self.blocks, state, strict=True):
+            x_BTD, past = block.advance(x_BTD, cos, sin, past)
+            after.append(past)
+        return F.linear(self.norm(x_BTD), self.embedding.weight), after
 
     def loss(self, ids: Tensor, targets: Tensor, ac: str = "none") -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the targets other than -100, and their number; ids, targets [B, T]."""

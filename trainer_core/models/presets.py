@@ -1,141 +1,28 @@
-"""Models by name, each with the training settings a new line starts from. Imports no torch.
+"""Every preset of the built-in families by name. Imports no torch.
 
 A preset's vocabulary is only for printed counts: a line's vocabulary comes from its data line.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+
+from trainer_core.models.families import FAMILIES
+from trainer_core.models.preset import Preset
+
+__all__ = ["PRESETS", "Preset"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """A model configuration with its training defaults."""
-
-    name: str
-    """Name given to `--model`."""
-    family: str
-    """Model family of the registry."""
-    vocab_size: int
-    """Vocabulary at which its parameters are counted."""
-    config: Mapping[str, Any]
-    """Configuration of the family."""
-    training: Mapping[str, Any]
-    """Defaults of a line: tokens and updates as integers, `peak_lr` a recommendation."""
+def _collect() -> dict[str, Preset]:
+    found: dict[str, Preset] = {}
+    for name, family in FAMILIES.items():
+        for preset in importlib.import_module(family.presets).PRESETS if family.presets else ():
+            assert preset.family == name and preset.name not in found, preset.name
+            found[preset.name] = preset
+    return found
 
 
-def _llama(
-    name: str,
-    vocab_size: int,
-    shape: tuple[int, int, int, int],
-    *,
-    init_std: float = 0.02,
-    longest_row: int = 2_048,
-    **training: Any,
-) -> Preset:
-    """A Llama of (layers, width, heads, ffn); training settings that differ from the small-Llama recipe."""
-    layers, width, heads, ffn = shape
-    config = {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "ffn": ffn,
-        "rope_theta": 10_000.0,
-        "rope_max_seq_len": longest_row,
-        "norm_eps": 1e-5,
-        "init_std": init_std,
-    }
-    defaults = {
-        "row_length": 1_024,
-        "tokens_per_update": 32_768,
-        "warmup_tokens": 312 * 32_768,
-        "peak_lr": 1e-3,
-        "min_lr_ratio": 0.1,
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "clip": 1.0,
-        "rows": 32,
-        "ac": "none",
-        "validation_every": 500,
-        "checkpoint_every": 500,
-    }
-    unknown = training.keys() - defaults.keys()
-    assert not unknown, unknown
-    return Preset(
-        name=name,
-        family="llama",
-        vocab_size=vocab_size,
-        config=MappingProxyType(config),
-        training=MappingProxyType(defaults | training),
-    )
-
-
-_CPU: dict[str, Any] = {
-    "row_length": 128,
-    "tokens_per_update": 1_024,
-    "rows": 8,
-    "warmup_tokens": 16 * 1_024,
-    "betas": (0.9, 0.95),
-    "validation_every": 32,
-    "checkpoint_every": 32,
-}
-
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        preset.name: preset
-        for preset in (
-            _llama(
-                "llama-20m",
-                32_000,
-                (8, 320, 5, 896),
-                tokens_per_update=131_072,
-                warmup_tokens=312 * 131_072,
-                rows=128,
-                peak_lr=5.6e-3,
-                betas=(0.9, 0.98),
-            ),
-            _llama("llama-50m", 32_000, (10, 512, 8, 1_408)),
-            _llama("llama-90m", 32_000, (14, 640, 10, 1_792)),
-            # Rates and batches of the two that follow are near those of GPT-3 Small and XL (2005.14165,
-            # table 2.1), whose widths they have.
-            _llama(
-                "llama-150m",
-                32_000,
-                (18, 768, 12, 2_048),
-                row_length=2_048,
-                tokens_per_update=262_144,
-                warmup_tokens=312 * 262_144,
-                rows=16,
-                peak_lr=6e-4,
-                betas=(0.9, 0.95),
-            ),
-            _llama(
-                "llama-1p3b",
-                32_000,
-                (24, 2_048, 16, 5_504),
-                longest_row=8_192,
-                row_length=4_096,
-                tokens_per_update=524_288,
-                warmup_tokens=312 * 524_288,
-                rows=4,
-                peak_lr=3e-4,
-                betas=(0.9, 0.95),
-            ),
-            # A narrow model starts faster from wider initial weights: after 192 updates of 1,024 tokens
-            # its loss is 41 % below the first, with the usual 0.02 it is 33 %.
-            _llama("llama-cpu", 4_096, (2, 128, 4, 352), init_std=0.05, peak_lr=3e-3, **_CPU),
-            _llama(
-                "llama-nano-cpu",
-                512,
-                (2, 32, 2, 96),
-                peak_lr=1e-2,
-                **_CPU | {"row_length": 32, "tokens_per_update": 256},
-            ),
-        )
-    }
-)
-"""Every preset by name."""
+PRESETS: Mapping[str, Preset] = MappingProxyType(_collect())
+"""Every preset by name, a family after the other."""

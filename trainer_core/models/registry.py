@@ -1,7 +1,4 @@
-"""Builds a model by preset or family name. A new family is one file and one line of FAMILIES.
-
-A family's module has `build(config, vocab_size, seed, dtype) -> Model`; it is imported when first asked for.
-"""
+"""Builds a model by preset or family name; a family's module is imported when first asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +10,8 @@ import torch
 
 from trainer_core.errors import Refused
 from trainer_core.models.base import Model
+from trainer_core.models.families import FAMILIES
 from trainer_core.models.presets import PRESETS
-
-FAMILIES = {
-    "llama": "trainer_core.models.llama",
-}
-"""Module of each family."""
 
 
 def build(
@@ -35,7 +28,7 @@ def build(
         known = sorted([*FAMILIES, *PRESETS])
         raise Refused(f"model {name_or_family!r} is not known; expected one of {', '.join(known)}")
     resolved = {**(preset.config if preset else {}), **(config or {})}
-    module = importlib.import_module(FAMILIES[family])
+    module = importlib.import_module(FAMILIES[family].module)
     model = module.build(resolved, vocab_size, seed, dtype)
-    assert isinstance(model, Model), f"{FAMILIES[family]}.build returned {type(model)}"
+    assert isinstance(model, Model), f"{module.__name__}.build returned {type(model)}"
     return model

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
+from trainer_core.errors import Refused
 from trainer_core.models.llama import Llama
 from trainer_core.models.registry import build
 
 CONFIG = {"layers": 2, "width": 32, "heads": 2, "ffn": 48, "rope_max_seq_len": 300}
 
 
-def _model(seed: int = 0, vocab: int = 50, dtype: torch.dtype = torch.float32, **config: int) -> Llama:
+def _model(seed: int = 0, vocab: int = 50, dtype: torch.dtype = torch.float32, **config: int | str) -> Llama:
     model = build("llama", CONFIG | config, vocab, seed, dtype)
     assert isinstance(model, Llama)
     return model
@@ -150,4 +151,36 @@ def test_flops_count_the_head_and_half_of_attention() -> None:
 
 
 def test_probe_is_empty() -> None:
-    assert _model().probe() == {}
+    assert _model().probe(_ids(4), train_length=4, eos=0) == {}
+
+
+def test_prefill_and_single_steps_equal_the_parallel_pass() -> None:
+    model, ids = _model(), _ids(140)[:, :-1]
+    with torch.no_grad():
+        wanted = model.logits(ids)
+        state = model.init_state(len(ids))
+        found = []
+        for part in ids.split([130, 1, 1, 5, 1, 2], dim=1):
+            scores, state = model.advance(part, state)
+            found.append(scores)
+    torch.testing.assert_close(torch.cat(found, 1), wanted, atol=1e-5, rtol=0)
+
+
+def test_a_state_can_be_advanced_twice() -> None:
+    model, ids = _model(), _ids(9)[:, :-1]
+    with torch.no_grad():
+        _, state = model.advance(ids[:, :5], model.init_state(len(ids)))
+        first, _ = model.advance(ids[:, 5:], state)
+        model.advance(ids[:, :3], state)
+        again, _ = model.advance(ids[:, 5:], state)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("T", [1, 129, 200])
+def test_reference_attention_equals_the_fast_one(T: int) -> None:
+    fast, plain = (_model(dtype=torch.float64, attention=which) for which in ("fast", "reference"))
+    ids = _ids(T)
+    for a, b in zip(_gradients(fast, ids, "none"), _gradients(plain, ids, "full"), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
+    with pytest.raises(Refused, match=r"model\.attention is 'flash'; expected fast or reference"):
+        _model(attention="flash")

@@ -1,6 +1,7 @@
-"""The specification of causal attention: an explicit softmax over the whole row, for tests only.
+"""The specification of causal attention: an explicit softmax over the whole row.
 
-Never used in training: it holds T x T scores of every head.
+It holds the scores of every query and key of every head. Training uses it where a model asks for it by name,
+and decoding for its few queries.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from torch import Tensor
 
 
 def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d), s <= t) v for q, k, v of shape [B, H, T, d]."""
-    T, d = q.shape[-2:]
-    scores = q @ k.transpose(-1, -2) / math.sqrt(d)
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    """softmax(q k^T / sqrt(d), no key after the query) v for q [B, H, T, d] and k, v [B, H, S, d].
+
+    The queries are the last T of S events.
+    """
+    T, S = q.shape[-2], k.shape[-2]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1 + S - T)
     return scores.masked_fill(future, float("-inf")).softmax(-1) @ v

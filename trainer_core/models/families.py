@@ -1,0 +1,34 @@
+"""The model families that come with nstrain: a line each. Imports none of them, and no torch.
+
+A family of one file needs one line here; families of other packages register themselves (`external`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Where a family lives."""
+
+    module: str
+    """Module with `build(config, vocab_size, seed, dtype) -> Model`; it is imported when first asked for."""
+    recomputation: tuple[str, ...]
+    """What `ac` may be, as the family's Model says it too; here for checks that must not load torch."""
+    presets: str | None = None
+    """Torch-free module with PRESETS, the presets of the family; None: it has none."""
+
+
+_HERE = "trainer_core.models"
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family(
+            module=f"{_HERE}.llama", presets=f"{_HERE}.llama_presets", recomputation=("none", "full")
+        ),
+    }
+)
+"""Every built-in family by name."""

@@ -1,0 +1,49 @@
+"""Checks the configuration of a model against the dataclass of its family. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+
+def config_problems(
+    cls: type,
+    config: Mapping[str, Any],
+    *,
+    family: str,
+    choices: Mapping[str, Sequence[str]] | None = None,
+    shares: Sequence[str] = (),
+) -> list[str]:
+    """Every problem of a configuration that its fields show one by one, each naming its key.
+
+    Integers and floats are positive, `shares` are 0 or more and below 1, strings are among their `choices`.
+    """
+    known = {field.name: field for field in fields(cls)}
+    found = [f"model.{key} is not a setting of {family}" for key in config.keys() - known.keys()]
+    for key, field in known.items():
+        value = config.get(key)
+        if value is None:
+            if field.default is MISSING:
+                found.append(f"model.{key} is missing")
+            elif key in config:
+                found.append(f"model.{key} is null; leave it out for {field.default!r}")
+        elif choices and key in choices:
+            if value not in choices[key]:
+                found.append(f"model.{key} is {value!r}; expected {' or '.join(choices[key])}")
+        elif wanted := _unlike(value, field, share=key in shares):
+            found.append(f"model.{key} is {value!r}; expected {wanted}")
+    return sorted(found)
+
+
+def _unlike(value: Any, field: Field[Any], *, share: bool) -> str | None:
+    """What a value was expected to be; None when it is."""
+    if field.type == "bool":
+        return None if isinstance(value, bool) else "true or false"
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if share:
+        return None if number and 0 <= value < 1 else "a number from 0 to below 1"
+    if field.type == "int":
+        return None if number and isinstance(value, int) and value > 0 else "a positive integer"
+    return None if number and value > 0 else "a positive number"
