@@ -20,6 +20,7 @@ def bench(
     precision: Literal["fp32", "bf16"] | None = None,
     ema: Flag = False,
     compile: Flag = False,
+    fast: Flag = False,
     device: str | None = None,
     updates: int = 5,
     threads: int = 1,
@@ -48,6 +49,8 @@ def bench(
         Keep a moving average of the weights.
     compile
         Let torch compile the loss; in a comparison, also a contender that is compiled.
+    fast
+        Let operators of a GPU add in any order; lines are exact unless run.json says fast.
     device
         cpu, cuda or cuda:N; a GPU if there is one.
     updates
@@ -93,6 +96,7 @@ def bench(
         precision=precision or ("fp32" if where == "cpu" else "bf16"),
         ema=ema,
         compile=compile,
+        exactness="fast" if fast else "exact",
         device=where,
     )
     if limits:

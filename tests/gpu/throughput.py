@@ -30,6 +30,9 @@ from trainer_core.measure.throughput import Rig, Workload, preset_workload
 BAR = 0.45
 """Share of the peak of bf16 FLOP/s that training must reach."""
 
+EXACT_BAR = 0.97
+"""Share of the speed of the fast mode that the exact mode must reach."""
+
 UPDATES = 4
 """Updates that are timed."""
 
@@ -45,6 +48,20 @@ def the_large_model_reaches_its_share(machine: Machine) -> tuple[bool, str]:
             good, detail = judge_share(machine, measured(machine, replace(workload, compile=compiled)))
             said.append(f"{'compiled: ' if compiled else ''}{detail}")
     return good, f"{rows} x {length}: " + "; ".join(said)
+
+
+def exact_costs_little(machine: Machine) -> tuple[bool, str]:
+    """The large model with operators that repeat their bits, against the quickest ones."""
+    length, rows = machine.large_shape
+    shape = {"seq_len": length, "rows": rows, "accum": machine.accum}
+    workload = preset_workload(machine.large, **shape, precision="bf16", device=str(machine.device))
+    speeds = {
+        exactness: measured(machine, replace(workload, exactness=exactness))["tokens_per_second"]
+        for exactness in ("fast", "exact")
+    }
+    share = speeds["exact"] / speeds["fast"]
+    said = f"exact {speeds['exact']:,.0f} tokens/s, fast {speeds['fast']:,.0f}: {share:.1%}"
+    return share >= EXACT_BAR, f"{said} (bar {EXACT_BAR:.0%})"
 
 
 def tune_finds_a_shape(machine: Machine) -> tuple[bool, str]:
@@ -115,7 +132,11 @@ def judge_share(machine: Machine, found: dict[str, Any]) -> tuple[bool, str]:
     return found["mfu"] >= BAR, f"{said}, {share}"
 
 
-CHECKS: tuple[Check, ...] = (the_large_model_reaches_its_share, tune_finds_a_shape)
+CHECKS: tuple[Check, ...] = (
+    the_large_model_reaches_its_share,
+    exact_costs_little,
+    tune_finds_a_shape,
+)
 
 
 if __name__ == "__main__":

@@ -190,8 +190,8 @@ class RunConfig(Strict):
     """Whether torch compiles the model, a minute or more for each shape of rows at every first start."""
     ema: Average | None = None
     """Moving average of the parameters, or none."""
-    exactness: Literal["exact"] = "exact"
-    """exact: a resumed line repeats the bits of an uninterrupted one."""
+    exactness: Literal["exact", "fast"] = "exact"
+    """exact: a resumed line repeats the bits of an uninterrupted one; fast: on a GPU it need not."""
     metrics: int = 1
     """Version of the metric set."""
     validation: Validation

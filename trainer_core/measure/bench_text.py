@@ -86,7 +86,9 @@ def _headline(w: Value, parameters: int | None) -> str:
     counted = "" if parameters is None else f", {parameters:,} parameters"
     return (
         f"{w['model']}{counted}: {w['accum']} {micro} of {w['rows']} rows of {w['seq_len']:,} tokens, "
-        f"recomputation {w['ac']}, precision {w['precision']}" + (", compiled" if w["compile"] else "")
+        f"recomputation {w['ac']}, precision {w['precision']}"
+        + (", compiled" if w["compile"] else "")
+        + (", in any order" if w["exactness"] == "fast" else "")
     )
 
 

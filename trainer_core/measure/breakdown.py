@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainer_core.engine.assemble import SHADOWS
 from trainer_core.engine.capture_check import check_capture
-from trainer_core.engine.determinism import deterministic
+from trainer_core.engine.determinism import exactness_of
 from trainer_core.engine.flat import FlatState
 from trainer_core.measure.throughput import Rig, Workload
 
@@ -45,7 +45,7 @@ def kernel_times(rig: Rig, trace: Path | None = None) -> list[KernelTime]:
     (batches,) = rig.workload.batches(1)
     on_gpu = rig.state.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with deterministic():
+    with exactness_of(rig.workload.exactness):
         rig.update(batches)
         with profile(activities=activities) as seen:
             rig.update(batches)

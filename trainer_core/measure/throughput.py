@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer_core.engine.assemble import Precision, make_step
 from trainer_core.engine.backends.protocol import GraphBackend, Part, Wait
-from trainer_core.engine.determinism import deterministic
+from trainer_core.engine.determinism import Exactness, exactness_of
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
 from trainer_core.errors import Refused
@@ -53,6 +53,8 @@ class Workload:
     """Whether an average of the weights is kept."""
     compile: bool = False
     """Whether torch compiles the loss."""
+    exactness: Exactness = "exact"
+    """fast lets operators add in any order."""
     device: str = "cpu"
     """Device in torch's words."""
     config: Mapping[str, Any] | None = None
@@ -190,7 +192,7 @@ class Rig:
         batches = self.workload.batches(warm_up + updates)
         losses: list[float] = []
         walls, cpus, parts = [], [], []
-        with deterministic():
+        with exactness_of(self.workload.exactness):
             for index, batch in enumerate(batches):
                 if index in (0, warm_up):
                     losses += [result.loss for result in self.step.results()]

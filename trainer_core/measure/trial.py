@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from trainer_core.engine.assemble import line_device, make_step
-from trainer_core.engine.determinism import deterministic
+from trainer_core.engine.determinism import exactness_of
 from trainer_core.engine.step import Step, UpdateScalars
 from trainer_core.errors import NstrainError
 from trainer_core.host import load_host
@@ -69,7 +69,7 @@ def measure(config: RunConfig, shape: Candidate, device: torch.device, budget: f
         random.integers(config.model.vocab_size, size=(size, shape.length + 1), dtype=np.int64)
         for size in sizes
     ]
-    with deterministic():
+    with exactness_of(config.exactness):
         step.prepare([(size, shape.length) for size in sizes], [(shape.rows, shape.length)])
         seconds, tokens = _time_updates(step, config, shape, rows, device, budget)
     return {"tokens_per_second": tokens / seconds, "peak_bytes": _peak(device)}

@@ -17,7 +17,7 @@ from trainer_core.line.config import RunConfig
 from trainer_core.line.files import read_json, sha256_json
 from trainer_core.line.paths import LinePaths
 
-_SETTINGS = ("model", "precision", "compile")
+_SETTINGS = ("model", "precision", "compile", "exactness")
 """Keys of run.json that a shape's memory depends on, beside whether there is a moving average (`ema`)."""
 
 

@@ -14,7 +14,7 @@ import torch
 
 from trainer_core.data.rows.line_rows import DataLineRows
 from trainer_core.engine.assemble import line_device, make_step
-from trainer_core.engine.determinism import be_deterministic
+from trainer_core.engine.determinism import set_exactness
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step
 from trainer_core.errors import Refused
@@ -51,7 +51,7 @@ def make_trainer(
     heartbeat = Heartbeat(paths.heartbeat)
     heartbeat.beat("loading", 0)
     torch.set_num_threads(config.threads)
-    be_deterministic()
+    set_exactness(config.exactness)
     point = recover(paths)
     rows = DataLineRows(Path(config.data), beat=lambda: heartbeat.beat("loading", 0))
     state, step = _engine(config, paths)

@@ -57,8 +57,18 @@ def test_compiled_only_where_the_plain_loss_misses(
     assert found is good and seen == runs and said.startswith("2 x 16: ")
 
 
+@pytest.mark.parametrize(("exact", "good"), [(971.0, True), (969.0, False), (1200.0, True)])
+def test_the_bar_of_exactness(monkeypatch: pytest.MonkeyPatch, exact: float, good: bool) -> None:
+    speeds = {"exact": exact, "fast": 1000.0}
+    monkeypatch.setattr(
+        throughput, "measured", lambda machine, workload: _found(None, speeds[workload.exactness])
+    )
+    found, said = throughput.exact_costs_little(cpu_machine())
+    assert found is good and said.startswith(f"exact {exact:,.0f} tokens/s, fast 1,000: {exact / 1000:.1%}")
+
+
 def test_rows_are_tuned_by_measuring(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_checks(throughput.CHECKS[1:], cpu_machine())
+    assert run_checks(throughput.CHECKS[2:], cpu_machine())
     assert (
         "x 16 (ac none), 0.0 GiB; tokens/s by rows: 4: "
         in table(capsys.readouterr().out)["tune finds a shape"][1]

@@ -69,9 +69,20 @@ def test_losses_are_those_of_the_step() -> None:
     assert torch.equal(rig.state.P, other.state.P)
 
 
-def test_measuring_puts_the_deterministic_switch_back() -> None:
-    before = torch.get_deterministic_debug_mode()
-    Rig(TINY).measure(updates=1, warm_up=1)
+@pytest.mark.parametrize(("exactness", "mode"), [("exact", 2), ("fast", 0)])
+def test_measuring_has_the_switch_of_the_line_and_puts_it_back(
+    monkeypatch: pytest.MonkeyPatch, exactness: str, mode: int
+) -> None:
+    before, seen, rig = torch.get_deterministic_debug_mode(), [], Rig(replace(TINY, exactness=exactness))
+    submit = rig.step.submit
+
+    def watched(*arguments: object) -> None:
+        seen.append(torch.get_deterministic_debug_mode())
+        submit(*arguments)
+
+    monkeypatch.setattr(rig.step, "submit", watched)
+    rig.measure(updates=1, warm_up=1)
+    assert seen == [mode, mode]
     assert torch.get_deterministic_debug_mode() == before
 
 

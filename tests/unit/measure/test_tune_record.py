@@ -106,7 +106,7 @@ def test_another_gpu_or_other_settings(paths) -> None:
     assert "measured on NVIDIA H200, this is NVIDIA H100" in problem
     larger = config(model=run_json()["model"] | {"config": {"layers": 2}})
     (problem,) = untuned(GPU, larger, record(), paths)
-    assert "other settings (model, precision, compile, ema)" in problem
+    assert "other settings (model, precision, compile, exactness, ema)" in problem
     assert untuned(GPU, config(seed=1, threads=2), record(), paths) == [], "these change no memory"
 
 
