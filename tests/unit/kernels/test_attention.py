@@ -80,14 +80,46 @@ def test_strided_inputs_equal_contiguous_ones() -> None:
     )
 
 
+COUNTER = torch.tensor([3, 1, 4])
+
+
+@pytest.mark.parametrize("save_up_to", [0, 10_000], ids=["recompute", "saved"])
+@pytest.mark.parametrize("T", [1, B, B + 1, 2 * B + 17])
+def test_dropped_probabilities_are_those_of_the_twin(
+    T: int, save_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "SAVE_UP_TO", save_up_to)
+    q, k, v, grad = _inputs(T, torch.float64)
+
+    def dropped(fn):
+        return lambda q, k, v: fn(q, k, v, COUNTER, 40, 0.3)
+
+    out, grads = _gradients(dropped(causal_attention), q, k, v, grad)
+    twin, twin_grads = _gradients(dropped(causal_attention_reference), q, k, v, grad)
+    torch.testing.assert_close(out, twin, atol=1e-12, rtol=1e-12)
+    for got, expected in zip(grads, twin_grads, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
+    """Values of one: each output is the sum of the kept probabilities."""
+    q, k, v, _ = (x.detach() for x in _inputs(2 * B, torch.float32, H=8))
+    out = causal_attention(q, k, torch.ones_like(v), COUNTER, 0, 0.25)[..., 0]
+    assert out.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert out[:, :, 0].unique().tolist() == pytest.approx([0.0, 4 / 3])
+    other = causal_attention(q, k, torch.ones_like(v), COUNTER + 1, 0, 0.25)[..., 0]
+    assert not torch.equal(out, other)
+
+
 @pytest.mark.parametrize("save", [True, False])
-def test_opcheck(save: bool) -> None:
+@pytest.mark.parametrize("counter", [None, COUNTER], ids=["whole", "dropped"])
+def test_opcheck(save: bool, counter: torch.Tensor | None) -> None:
     q, k, v = (torch.randn(2, 150, 4, requires_grad=True) for _ in range(3))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(op.attention, (q, k, v, save), test_utils=checks)
+    torch.library.opcheck(op.attention, (q, k, v, save, counter, 7, 0.1), test_utils=checks)
 
 
 def test_meta_sees_the_saved_probabilities() -> None:
     q, k, v = (torch.empty(6, 200, 4, device="meta") for _ in range(3))
-    assert op.attention(q, k, v, True)[2].numel() == 6 * (128 * 128 + 72 * 200)
-    assert op.attention(q, k, v, False)[2].numel() == 0
+    assert op.attention(q, k, v, True, None, 0, 0.0)[2].numel() == 6 * (128 * 128 + 72 * 200)
+    assert op.attention(q, k, v, False, None, 0, 0.0)[2].numel() == 0

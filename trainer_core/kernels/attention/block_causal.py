@@ -2,19 +2,39 @@
 
 A block of queries meets only the keys up to its own end: about half of the T x T products are never made.
 Short rows keep their probabilities for the backward pass, long ones recompute them from the log-sum-exp.
+Probabilities may be dropped: block i of queries is dropped as a tensor [N, queries, keys] of its own at site
+`site + i`, once more in the backward pass; no mask is kept.
 Everything runs in a fixed order without atomics: two runs give the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from trainer_core.kernels.dropout import dropout
+
 BLOCK = 128
 """Queries per block."""
+
+
+Drop = Callable[[Tensor, int], Tensor]
+"""Drops elements of block i of queries; the same ones whenever it is called."""
+
+
+def keep_all(x: Tensor, block: int) -> Tensor:
+    """Drops nothing."""
+    return x
+
+
+def dropping(counter: Tensor | None, site: int, p: float) -> Drop:
+    """Drops by a counter; nothing without one."""
+    if counter is None or p == 0:
+        return keep_all
+    return lambda x, block: dropout(x, counter, site + block, p)
 
 
 def blocks(T: int) -> Iterator[tuple[int, int]]:
@@ -35,13 +55,15 @@ def _scores(q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
     return torch.baddbmm(mask, q[:, start:end], keys, alpha=1 / math.sqrt(q.shape[-1]))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, save: bool, drop: Drop = keep_all
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output [N, T, d]; log-sum-exp [N, T] and no probabilities, or with `save` the reverse; N = B x H."""
     N, T, _ = q.shape
     out, lse = torch.empty_like(q), q.new_empty(N, 0 if save else T)
     saved = q.new_empty(N * saved_size(T) if save else 0)
     offset = 0
-    for start, end in blocks(T):
+    for block, (start, end) in enumerate(blocks(T)):
         scores = _scores(q, k, start, end)
         if save:
             probs = saved[offset : offset + scores.numel()].view(scores.shape)
@@ -50,20 +72,30 @@ def forward(q: Tensor, k: Tensor, v: Tensor, save: bool) -> tuple[Tensor, Tensor
         else:
             lse[:, start:end] = torch.logsumexp(scores, -1)
             probs = scores.sub_(lse[:, start:end, None]).exp_()
-        out[:, start:end] = torch.bmm(probs, v[:, :end])
+        out[:, start:end] = torch.bmm(drop(probs, block), v[:, :end])
     return out, lse, saved
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved: Tensor
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    saved: Tensor,
+    drop: Drop = keep_all,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; key and value gradients add up over the blocks of queries in their order."""
+    """Gradients of q, k, v; key and value gradients add up over the blocks of queries in their order.
+
+    With D the dropped probabilities, sum_s dP P = sum_s dD D = grad . out, so `delta` is that of no dropout.
+    """
     N, T, d = q.shape
     scale = 1 / math.sqrt(d)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     delta = (grad * out).sum(-1, keepdim=True)
     offset = 0
-    for start, end in blocks(T):
+    for block, (start, end) in enumerate(blocks(T)):
         if saved.numel():
             size = N * (end - start) * end
             probs = saved[offset : offset + size].view(N, end - start, end)
@@ -71,8 +103,9 @@ def backward(
         else:
             probs = _scores(q, k, start, end).sub_(lse[:, start:end, None]).exp_()
         g = grad[:, start:end]
-        dv[:, :end].baddbmm_(probs.transpose(1, 2), g)
-        d_scores = torch.bmm(g, v[:, :end].transpose(1, 2)).sub_(delta[:, start:end]).mul_(probs)
+        dv[:, :end].baddbmm_(drop(probs, block).transpose(1, 2), g)
+        d_probs = drop(torch.bmm(g, v[:, :end].transpose(1, 2)), block)
+        d_scores = d_probs.sub_(delta[:, start:end]).mul_(probs)
         dq[:, start:end] = torch.bmm(d_scores, k[:, :end]).mul_(scale)
         dk[:, :end].baddbmm_(d_scores.transpose(1, 2), q[:, start:end], alpha=scale)
     return dq, dk, dv

@@ -10,14 +10,32 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from trainer_core.kernels.attention.block_causal import BLOCK
+from trainer_core.kernels.dropout import dropout
 
 
-def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, counter: Tensor | None = None, site: int = 0, p: float = 0.0
+) -> Tensor:
     """softmax(q k^T / sqrt(d), no key after the query) v for q [B, H, T, d] and k, v [B, H, S, d].
 
-    The queries are the last T of S events.
+    The queries are the last T of S events. With a counter, T = S and the probabilities are dropped with
+    probability p, those of BLOCK queries and the keys up to the last of them as a tensor of its own.
     """
     T, S = q.shape[-2], k.shape[-2]
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1 + S - T)
-    return scores.masked_fill(future, float("-inf")).softmax(-1) @ v
+    probs = scores.masked_fill(future, float("-inf")).softmax(-1)
+    return (probs if counter is None else _dropped(probs, counter, site, p)) @ v
+
+
+def _dropped(probs: Tensor, counter: Tensor, site: int, p: float) -> Tensor:
+    """Probabilities [B, H, T, T] with elements dropped by blocks of queries."""
+    dropped = []
+    for block, part in enumerate(probs.split(BLOCK, -2)):
+        end = min((block + 1) * BLOCK, probs.shape[-1])
+        kept = dropout(part[..., :end], counter, site + block, p)
+        dropped.append(pad(kept, (0, probs.shape[-1] - end)))
+    return torch.cat(dropped, -2)
