@@ -6,7 +6,7 @@ costs every start of a process seconds; the pieces below it do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +16,19 @@ Kernel = Callable[..., Any]
 _COMPOSED: dict[str, Kernel] = {}
 
 
-def operator(name: str, *, fake: Kernel, composed: bool = False) -> Callable[[Kernel], Kernel]:
+def operator(
+    name: str, *, fake: Kernel, composed: bool = False, mutates: Sequence[str] = ()
+) -> Callable[[Kernel], Kernel]:
     """Decorates the kernel of `nstrain::name`; returns the operator that dispatches to it.
 
-    The kernel mutates none of its arguments and returns no alias of one. `fake` makes results of the right
-    shapes without reading data. `composed`: the kernel is made of torch's operators alone and also runs on
-    meta tensors, so that whoever watches operators can look inside.
+    The kernel mutates none of its arguments but those named and returns no alias of one. `fake` makes results
+    of the right shapes without reading data. `composed`: the kernel is made of torch's operators alone and
+    also runs on meta tensors, so that whoever watches operators can look inside.
     """
 
     def define(kernel: Kernel) -> Kernel:
         qualified = f"nstrain::{name}"
-        schema = torch.library.infer_schema(kernel, mutates_args=())
+        schema = torch.library.infer_schema(kernel, mutates_args=tuple(mutates))
         torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(qualified, "default", kernel)
         torch.library.register_fake(qualified, fake)

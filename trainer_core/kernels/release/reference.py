@@ -7,9 +7,9 @@ With t = |theta| per channel (its subgradient at theta = 0 is 0):
     binary, one-sided   o = (1 + t) H(x - t)                             H(y) = 1 where y > 0, else 0
     binary, two-sided   o = (1 + t) (H(x - t) - H(-x - t))
 
-A graded release has its exact gradient. In the backward pass of a binary one the derivative of H(y) is that of
-a sigmoid, a s (1 - s) with s = sigmoid(a y) and the sharpness a = min(4, 4 / t), itself a constant: its peak a/4
-is at most 1, and a large threshold widens it. So for the one-sided release
+A graded release has its exact gradient. In the backward pass of a binary one the derivative of H(y) is that
+of a sigmoid, a s (1 - s) with s = sigmoid(a y) and the sharpness a = min(4, 4 / t), itself a constant: its
+peak a / 4 is at most 1, and a large threshold widens it. So for the one-sided release
 
     do/dx = (1 + t) a s (1 - s)
     do/dt = H(x - t) - (1 + t) a s (1 - s),      do/dtheta = sign(theta) do/dt.
