@@ -8,9 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import pytest
 import torch
@@ -22,25 +20,25 @@ INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
 
 collect_ignore = ["compiled", "test_interpreted.py"] if INSIDE else ["interpreted"]
 
-SUITE = pytest.StashKey[tuple[subprocess.Popen[str], IO[str]]]()
-"""The running suite and where it prints."""
+SUITE = pytest.StashKey[tuple[subprocess.Popen[str], Path]]()
+"""The running suite and the file that it prints to."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = any("interpreted_suite" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.option.collectonly:
-        output = ExitStack().enter_context(tempfile.TemporaryFile("w+"))
-        session.config.stash[SUITE] = (
-            subprocess.Popen(
-                [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "interpreted")],
-                cwd=HERE.parents[1],
-                env={**os.environ, "TRITON_INTERPRET": "1"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-            ),
-            output,
-        )
+    if not wanted or session.config.option.collectonly:
+        return
+    output, name = tempfile.mkstemp(suffix=".txt")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "interpreted")],
+        cwd=HERE.parents[1],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    os.close(output)
+    session.config.stash[SUITE] = process, Path(name)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -48,13 +46,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         process, output = started
         process.kill()
         process.wait()
-        output.close()
+        output.unlink()
 
 
 @pytest.fixture
 def interpreted_suite(request: pytest.FixtureRequest) -> tuple[int, str]:
     """Exit code and output of the interpreted suite."""
     process, output = request.config.stash[SUITE]
-    code = process.wait(timeout=900)
-    output.seek(0)
-    return code, output.read()
+    return process.wait(timeout=900), output.read_text()
