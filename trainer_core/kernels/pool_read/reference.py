@@ -1,4 +1,4 @@
-"""The specification of the pool read: an explicit softmax over every event, for tests and for the probes' twin.
+"""The specification of the pool read: an explicit softmax over every event, for tests only.
 
 Never used in training: it holds T x S weights of every head. Autograd makes its gradients.
 """
