@@ -24,6 +24,7 @@ from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
 from trainer_core.errors import Refused
 from trainer_core.measure.candidates import AC_MODES
 from trainer_core.models.base import Model
+from trainer_core.models.preset import longest_row
 from trainer_core.models.presets import PRESETS
 from trainer_core.models.registry import build
 
@@ -92,8 +93,8 @@ def preset_workload(name: str, **settings: Any) -> Workload:
         for key in ("seq_len", "rows", "accum")
         if getattr(workload, key) < 1
     ]
-    longest = preset.config["rope_max_seq_len"]
-    if workload.seq_len > longest:
+    longest = longest_row(preset.config)
+    if longest is not None and workload.seq_len > longest:
         problems.append(f"--seq-len {workload.seq_len}: {name} takes rows of at most {longest} tokens")
     if workload.ac not in AC_MODES:
         problems.append(f"--ac {workload.ac}: expected {' or '.join(AC_MODES)}")

@@ -30,6 +30,19 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+class LayerNorm(nn.Module):
+    """(x - mean) / std * weight + bias over the last axis."""
+
+    def __init__(self, width: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
 class Linear(nn.Module):
     """x weight^T without a bias; unlike nn.Linear it draws no initial values."""
 
@@ -87,7 +100,7 @@ def init_normal(param: Tensor, name: str, seed: int, std: float) -> None:
         param.copy_(values)
 
 
-def recomputed(block: Callable[..., Tensor], x: Tensor, *rest: Tensor) -> Tensor:
+def recomputed(block: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
     """Runs a block that keeps only its inputs and is run again in the backward pass, bit for bit."""
     out = checkpoint(block, x, *rest, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(out, Tensor)

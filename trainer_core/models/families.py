@@ -29,6 +29,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "llama": Family(
             module=f"{_HERE}.llama", presets=f"{_HERE}.llama_presets", recomputation=("none", "full")
         ),
+        "gpt2": Family(
+            module=f"{_HERE}.gpt2", presets=f"{_HERE}.gpt2_presets", recomputation=("none", "full")
+        ),
     }
 )
 """Every built-in family by name."""

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from trainer_core.engine.layout import ParamGroup
 from trainer_core.errors import Refused
-from trainer_core.kernels.attention import causal_attention, causal_attention_reference
+from trainer_core.kernels.attention import ATTENTION
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.rope import rotate
 from trainer_core.models.base import Model
@@ -33,9 +33,6 @@ from trainer_core.models.blocks import (
     rope_tables,
 )
 from trainer_core.models.settings import config_problems
-
-ATTENTION = {"fast": causal_attention, "reference": causal_attention_reference}
-"""Values of `attention`: by blocks, or an explicit softmax over the whole row for comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from trainer_core.line.files import read_json
 from trainer_core.line.kept import check_kept
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.line.run_checks import too_long
+from trainer_core.models.preset import longest_row
 
 
 def check_all(line: Path) -> list[str]:
@@ -45,7 +46,7 @@ def check_shapes(line: Path) -> list[str]:
 
     paths = LinePaths(line)
     config = load_run(paths)
-    if too_long(config, config.model.config.get("rope_max_seq_len")):
+    if too_long(config, longest_row(config.model.config)):
         return []  # `check_line` says so
     traced = [trace(config, shape) for shape in line_shapes(config)]
     if problems := capture_problems(traced):
@@ -110,7 +111,7 @@ def _growth(data: DataPaths, config: RunConfig) -> str:
 
 def fit_problems(data: DataPaths, config: RunConfig) -> list[str]:
     """What would keep the data line's cycles from feeding the line, and its model from reading their rows."""
-    found = too_long(config, config.model.config.get("rope_max_seq_len"))
+    found = too_long(config, longest_row(config.model.config))
     for span in config.spans():
         found += check_consumer(data.root, row_length=span.row_length, tokens_per_update=span.tokens)
     return list(dict.fromkeys(found))

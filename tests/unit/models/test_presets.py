@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+from trainer_core.models.families import FAMILIES
+from trainer_core.models.preset import TRAINING, longest_row
 from trainer_core.models.presets import PRESETS
 from trainer_core.models.registry import build
 
@@ -15,21 +17,6 @@ COUNTS = {
     "llama-90m": 91_605_120,
     "llama-150m": 152_006_400,
     "llama-1p3b": 1_279_887_360,
-}
-SETTINGS = {
-    "row_length",
-    "tokens_per_update",
-    "warmup_tokens",
-    "peak_lr",
-    "min_lr_ratio",
-    "betas",
-    "eps",
-    "weight_decay",
-    "clip",
-    "rows",
-    "ac",
-    "validation_every",
-    "checkpoint_every",
 }
 
 
@@ -46,9 +33,10 @@ def test_published_counts_at_32000(name: str, count: int) -> None:
 def test_training_settings_are_complete_and_fit_the_model(name: str) -> None:
     preset = PRESETS[name]
     training = preset.training
-    assert training.keys() == SETTINGS
+    assert training.keys() == TRAINING.keys()
+    assert training["ac"] in FAMILIES[preset.family].recomputation
     assert training["tokens_per_update"] % training["row_length"] == 0
-    assert training["row_length"] <= preset.config["rope_max_seq_len"]
+    assert training["row_length"] <= longest_row(preset.config)
     assert training["rows"] * training["row_length"] <= training["tokens_per_update"]
     for key in ("row_length", "tokens_per_update", "warmup_tokens", "rows", "validation_every"):
         assert isinstance(training[key], int)
