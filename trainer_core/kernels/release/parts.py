@@ -1,0 +1,90 @@
+"""Arithmetic of the release on plain tensors, few passes over memory: values, and gradients of x and of t.
+
+Thresholds come as t = |theta|. Everything has the dtype of its inputs: the operators widen and round.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer_core.kernels.release.reference import sharpness
+
+_threshold_backward = torch.ops.aten.threshold_backward
+"""The first argument where the second is above the third, elsewhere 0: one pass, unlike `where`."""
+
+
+def wide(t: Tensor) -> Tensor:
+    """float32, or the dtype of t if that is wider."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def where_positive(value: Tensor, condition: Tensor) -> Tensor:
+    """value where condition > 0, elsewhere 0."""
+    out: Tensor = _threshold_backward(value, condition, 0)
+    return out
+
+
+def values(x: Tensor, t: Tensor, two_sided: bool, binary: bool) -> Tensor:
+    """What is released over thresholds t >= 0."""
+    if not binary:
+        return x - x.clamp(-t, t) if two_sided else torch.sub(x, t).relu_()
+    out = x - t
+    on = out.gt(0).to(x.dtype)
+    return on.sub_((-x - t).gt(0).to(x.dtype)).mul_(1 + t) if two_sided else on.mul_(1 + t)
+
+
+def graded_gradients(grad: Tensor, out: Tensor, two_sided: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, summed over the rows, of t [C]; `out` is what was released, grad and out [n, C]."""
+    if not two_sided:
+        d_x = where_positive(grad, out)
+        return d_x, d_x.sum(0).neg_()
+    sign = torch.sign(out)
+    signed = grad * sign
+    return sign.mul_(signed), signed.sum(0).neg_()
+
+
+def binary_gradients(grad: Tensor, x: Tensor, t: Tensor, two_sided: bool) -> tuple[Tensor, Tensor]:
+    """The same for the binary release, of the surrogate at x."""
+    a = sharpness(t)
+    peak = (1 + t) * a
+
+    def side(y: Tensor) -> tuple[Tensor, Tensor]:
+        """The step at y and (1 + t) times the derivative of its surrogate."""
+        s = torch.sigmoid(a * y)
+        return y.gt(0).to(y.dtype), s.mul_(1 - s).mul_(peak)
+
+    step, slope = side(x - t)
+    if not two_sided:
+        return grad * slope, step.sub_(slope).mul_(grad).sum(0)
+    step_off, slope_off = side(-x - t)
+    d_t = (step - step_off).sub_(slope).add_(slope_off).mul_(grad).sum(0)
+    return slope.add_(slope_off).mul_(grad), d_t
+
+
+def as_rows(t: Tensor) -> Tensor:
+    """[n, C] with neighbours in memory along C; a slice of something wider is not copied."""
+    rows = t.reshape(-1, t.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def theta_gradient(d_t: Tensor, theta: Tensor) -> Tensor:
+    """From the gradient of |theta|."""
+    return (d_t * theta.sign()).to(theta.dtype)
+
+
+def nothing(rows: Tensor) -> Tensor:
+    """In place of what is not kept."""
+    return rows.new_empty(rows.shape[0], 0)
+
+
+def like(x: Tensor) -> Tensor:
+    """A contiguous result of the shape of x."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def keeps(*tensors: Tensor) -> bool:
+    """Whether the forward pass keeps what the backward pass would otherwise compute again."""
+    if not torch.is_grad_enabled():
+        return False
+    return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
