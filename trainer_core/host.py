@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainer_core.complaints import validation_problems
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json
+from trainer_core.models.external import use_folder
 
 
 class Limits(BaseModel):
@@ -40,7 +41,7 @@ class HostSettings(BaseModel):
     format: str = "host/1"
     """Format of the file."""
     neuronspark: str | None = None
-    """Folder of an external model package."""
+    """Folder of an external model package, whose families are used as if it were installed."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables to set before anything heavy is imported."""
     work_root: str | None = None
@@ -80,6 +81,8 @@ def load_host() -> HostSettings:
         raise Refused(validation_problems(error, path)) from None
     for key, value in settings.env.items():
         os.environ[key] = value
+    folder = settings.neuronspark
+    use_folder(path.parent.absolute() / Path(folder).expanduser() if folder else None)
     return settings
 
 

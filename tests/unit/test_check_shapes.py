@@ -83,6 +83,16 @@ def test_a_model_of_no_family_and_rows_beyond_its_positions_are_said_once(
     assert "model.width is missing" in capsys.readouterr().err
 
 
+def test_a_mode_that_the_family_lacks_is_said_once(
+    line: LinePaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = [{"length": 16, "rows": 4, "ac": "scan"}]
+    write_json(line.run_json, read_json(line.run_json) | {"lengths": shapes})
+    assert cli.run(["check", str(line.root)]) == 20
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert "lengths[0].ac: 'scan' is nothing that llama can recompute; expected none, full" in problem
+
+
 def test_the_checks_of_every_start_load_no_torch(line: LinePaths) -> None:
     code = (
         "import sys; from pathlib import Path; from trainer_core.ops.check import check_line\n"

@@ -58,6 +58,12 @@ def test_a_ramp_and_stages_reach_run_json_and_the_data_line(new, data, tmp_path)
     assert rows_digests(data).keys() == {"32", "64"}
 
 
+def test_what_a_family_cannot_recompute_is_refused_by_name(new, tmp_path):
+    code, _, complaint = new("--set", 'lengths=[{"length":32,"rows":8,"ac":"dendritic"}]')
+    assert code == 20 and not (tmp_path / "line").exists()
+    assert "lengths[0].ac: 'dendritic' is nothing that llama can recompute; expected none, full" in complaint
+
+
 @pytest.mark.parametrize("number", ["512", "0.512e3", " 512 "])
 def test_a_number_stays_a_number(new, tmp_path, number):
     assert new("--tokens-per-update", number)[0] == 0

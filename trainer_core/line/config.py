@@ -130,8 +130,8 @@ class Length(Strict):
     """Tokens of a row."""
     rows: PositiveInt
     """Rows of a micro-batch."""
-    ac: Literal["none", "full"] = "none"
-    """Activation recomputation: none, or of every block."""
+    ac: str = "none"
+    """Activation recomputation: none, full, or another mode that the model's family has."""
 
 
 class Validation(Strict):

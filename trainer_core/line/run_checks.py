@@ -46,6 +46,16 @@ def too_long(config: RunConfig, positions: int | None) -> list[str]:
     ]
 
 
+def not_recomputable(config: RunConfig, modes: Sequence[str]) -> list[str]:
+    """Shapes that ask for a recomputation that the model's family does not have."""
+    return [
+        f"lengths[{index}].ac: {shape.ac!r} is nothing that {config.model.family} can recompute; expected "
+        f"{', '.join(modes)}"
+        for index, shape in enumerate(config.lengths)
+        if shape.ac not in modes
+    ]
+
+
 def _rate_problems(config: RunConfig) -> list[str]:
     found = [
         f"schedule[{index}].to: a {piece.kind} piece needs an end"

@@ -19,7 +19,6 @@ from trainer_core.measure.against.contender import MakeContender
 from trainer_core.measure.breakdown import activation_bytes, kernel_times, memory_by_owner
 from trainer_core.measure.limits import (
     limits_of,
-    recomputed_flops_per_token,
     refuse_impossible,
     update_bytes_per_parameter,
 )
@@ -58,7 +57,7 @@ def rates(rig: Rig, measured: Measured, peaks: GpuPeaks | None) -> dict[str, Any
     workload = rig.workload
     on_cpu = rig.state.device.type == "cpu"
     flops = rig.model.flops_per_token(workload.seq_len)
-    recomputed = recomputed_flops_per_token(rig.model, workload.seq_len, workload.ac)
+    recomputed = rig.model.recomputed_flops_per_token(workload.seq_len, workload.ac)
     hardware = None if recomputed is None else flops + recomputed
     tokens_per_second = workload.tokens / measured.wall_seconds
     seconds = measured.part_seconds["norm"] + measured.part_seconds["update"]
@@ -98,7 +97,7 @@ def bench_limits(workload: Workload) -> dict[str, Any]:
         "workload": described(workload),
         "parameters": sum(param.numel() for param in model.parameters()),
         "flops_per_token": model.flops_per_token(workload.seq_len),
-        "recomputed_flops_per_token": recomputed_flops_per_token(model, workload.seq_len, workload.ac),
+        "recomputed_flops_per_token": model.recomputed_flops_per_token(workload.seq_len, workload.ac),
         "update_bytes_per_parameter": update_bytes_per_parameter(ema=workload.ema, shadow=True),
         "limits": floors,
     }

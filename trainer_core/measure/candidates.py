@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 from trainer_core.schedule.batch import UpdateSpan
 
-AC_MODES = ("none", "full")
-"""What may be recomputed, the cheapest to compute first: nothing, every block."""
-
 MEASURED = 4
 """Sizes of one mode that are measured: the largest that fit by their estimate."""
 

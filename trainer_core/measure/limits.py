@@ -65,25 +65,6 @@ def state_bytes_per_parameter(*, ema: bool, shadow: bool) -> int:
     return 16 + 4 * ema + 2 * shadow
 
 
-def recomputed_flops_per_token(model: Model, T: int, ac: str) -> float | None:
-    """FLOPs that recomputation adds per token at row length T; None for a plan that is not known here.
-
-    "full" runs the blocks' forward pass, a third of their FLOPs, once more. Their matrices are those whose
-    label is a layer's; what grows with T is their attention, the difference to flops_per_token(0).
-    """
-    if ac == "none":
-        return 0.0
-    if ac != "full":
-        return None
-    matrices = sum(
-        param.numel()
-        for name, param in model.named_parameters()
-        if param.ndim >= 2 and model.layer_label(name).startswith("layer")
-    )
-    attention = model.flops_per_token(T) - model.flops_per_token(0)
-    return (6.0 * matrices + attention) / 3
-
-
 def limits(
     peaks: GpuPeaks,
     *,
@@ -112,7 +93,7 @@ def limits_of(model: Model, *, T: int, ac: str, tokens_per_update: int, ema: boo
     """Floors of a model's bf16 training on the GPUs of SHOWN, as plain values; the model may be on meta."""
     counts = {
         "flops_per_token": model.flops_per_token(T),
-        "recomputed_per_token": recomputed_flops_per_token(model, T, ac) or 0.0,
+        "recomputed_per_token": model.recomputed_flops_per_token(T, ac) or 0.0,
     }
     num = sum(param.numel() for param in model.parameters())
     return [

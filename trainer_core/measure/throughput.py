@@ -22,11 +22,10 @@ from trainer_core.engine.determinism import Exactness, exactness_of
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
 from trainer_core.errors import Refused
-from trainer_core.measure.candidates import AC_MODES
 from trainer_core.models.base import Model
 from trainer_core.models.preset import longest_row
-from trainer_core.models.presets import PRESETS
-from trainer_core.models.registry import build
+from trainer_core.models.presets import find_preset
+from trainer_core.models.registry import build, recomputation
 
 SCALARS = UpdateScalars(lr=1e-3, weight_decay=0.1, clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 """Settings of every update that is measured, and of every contender."""
@@ -82,9 +81,7 @@ class Workload:
 
 def preset_workload(name: str, **settings: Any) -> Workload:
     """The workload of a preset at its own vocabulary; what is None is its default. Raises Refused."""
-    preset = PRESETS.get(name)
-    if preset is None:
-        raise Refused(f"--model {name}: no such preset; expected one of {', '.join(sorted(PRESETS))}")
+    preset = find_preset(name)
     defaults = {"seq_len": preset.training["row_length"], "rows": preset.training["rows"]}
     given = {key: value for key, value in settings.items() if value is not None}
     workload = Workload(model=name, vocab_size=preset.vocab_size, **defaults | given)
@@ -96,8 +93,9 @@ def preset_workload(name: str, **settings: Any) -> Workload:
     longest = longest_row(preset.config)
     if longest is not None and workload.seq_len > longest:
         problems.append(f"--seq-len {workload.seq_len}: {name} takes rows of at most {longest} tokens")
-    if workload.ac not in AC_MODES:
-        problems.append(f"--ac {workload.ac}: expected {' or '.join(AC_MODES)}")
+    modes = recomputation(preset.family, preset.config, preset.vocab_size)
+    if workload.ac not in modes:
+        problems.append(f"--ac {workload.ac}: {preset.family} can recompute {', '.join(modes)}")
     if torch.device(workload.device).type == "cuda" and not torch.cuda.is_available():
         problems.append(
             f"--device {workload.device}: torch sees no GPU; `nstrain doctor` says what is missing"

@@ -25,6 +25,7 @@ from trainer_core.measure.candidates import (
 )
 from trainer_core.measure.shapes import TracedShape, capture_problems, line_shapes, trace
 from trainer_core.measure.tune_record import Device
+from trainer_core.models.registry import recomputation
 
 SECONDS = 3.0
 """Time that the measured updates of a shape may take together."""
@@ -120,20 +121,24 @@ class _Search:
         self._config, self._room, self._present = config, room, present
         self._ask, self._say = ask, say
         self._sizes = sizes(rows_of_updates(config.spans(), present.length), present.rows)
+        model = config.model
+        self._modes = recomputation(model.family, model.config, model.vocab_size)
         self._traced: dict[Candidate, TracedShape] = {}
 
     def run(self) -> list[Trial]:
-        """Without recomputation first; it costs time and buys only larger micro-batches, so with it only
-        those that are larger than what fits without, and the line's own shape."""
-        trials = self._measure_mode("none", self._sizes)
-        room = self._room.room_bytes
-        largest = max((trial.candidate.rows for trial in trials if trial.fits(room)), default=0)
-        own = self._present.rows if self._present.ac == "full" else 0
-        return trials + self._measure_mode("full", [r for r in self._sizes if r > largest or r == own])
+        """Without recomputation first; it costs time and buys only larger micro-batches, so with more of it
+        only those that are larger than what fits with less, and the line's own shape."""
+        trials: list[Trial] = []
+        for ac in self._modes:
+            room = self._room.room_bytes
+            largest = max((trial.candidate.rows for trial in trials if trial.fits(room)), default=0)
+            own = self._present.rows if self._present.ac == ac else 0
+            trials += self._measure_mode(ac, [r for r in self._sizes if r > largest or r == own])
+        return trials
 
     def smallest(self) -> TracedShape:
         """The shape that needs least memory."""
-        return self._trace(self._shape(self._sizes[-1], "full"))
+        return self._trace(self._shape(self._sizes[-1], self._modes[-1]))
 
     def _measure_mode(self, ac: str, rows: Sequence[int]) -> list[Trial]:
         chosen = shortlist(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from trainer_core.errors import Refused
+from trainer_core.models import external
 from trainer_core.models.base import Model
 from trainer_core.models.families import FAMILIES
-from trainer_core.models.presets import PRESETS
+from trainer_core.models.presets import PRESETS, find_preset
 
 
 def build(
@@ -22,13 +23,48 @@ def build(
     dtype: torch.dtype = torch.float32,
 ) -> Model:
     """Builds a model: `config` is all of it for a family, and overrides a preset's for a preset."""
-    preset = PRESETS.get(name_or_family)
-    family = preset.family if preset else name_or_family
-    if family not in FAMILIES:
-        known = sorted([*FAMILIES, *PRESETS])
-        raise Refused(f"model {name_or_family!r} is not known; expected one of {', '.join(known)}")
-    resolved = {**(preset.config if preset else {}), **(config or {})}
-    module = importlib.import_module(FAMILIES[family].module)
-    model = module.build(resolved, vocab_size, seed, dtype)
-    assert isinstance(model, Model), f"{module.__name__}.build returned {type(model)}"
-    return model
+    family, resolved = _resolve(name_or_family, config or {})
+    if family in FAMILIES:
+        built_in = importlib.import_module(FAMILIES[family].module)
+        model = built_in.build(resolved, vocab_size, seed, dtype)
+        assert isinstance(model, Model), f"{FAMILIES[family].module}.build returned {type(model)}"
+        return model
+    point = external.declared()[0][family]
+    found = external.load(point).build(resolved, vocab_size, seed, dtype)
+    if problems := _not_a_model(found):
+        raise Refused([f"{external.said(point)}: build {problem}" for problem in problems])
+    return cast(Model, found)
+
+
+def recomputation(family: str, config: Mapping[str, Any], vocab_size: int) -> tuple[str, ...]:
+    """What `ac` may be for a model; one of another package is built on the meta device to say so."""
+    if family in FAMILIES:
+        return FAMILIES[family].recomputation
+    with torch.device("meta"):
+        return build(family, config, vocab_size, 0).recomputation
+
+
+def _resolve(name: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Family and whole configuration. Raises Refused for a name that is neither a family's nor a preset's."""
+    if name in FAMILIES:
+        return name, config
+    if name not in PRESETS and name in external.declared()[0]:
+        return name, config
+    try:
+        preset = find_preset(name)
+    except Refused as refused:
+        more = f"; families: {', '.join(sorted(FAMILIES))}"
+        raise Refused([refused.problems[0] + more, *refused.problems[1:]]) from None
+    return preset.family, {**preset.config, **config}
+
+
+def _not_a_model(model: Any) -> list[str]:
+    """What keeps the result of another package's build from being a model, in words that follow `build`."""
+    if not isinstance(model, Model):
+        return [f"returned a {type(model).__name__}; expected a trainer_core.models.base.Model"]
+    needed = [name for name, value in vars(Model).items() if getattr(value, "__isabstractmethod__", False)]
+    missing = [name for name in needed if getattr(type(model), name) is getattr(Model, name)]
+    found = [f"returned a {type(model).__name__} without {', '.join(missing)}"] if missing else []
+    if model.recomputation[:1] != ("none",):
+        found.append(f'returned a model whose recomputation is {model.recomputation!r}; "none" comes first')
+    return found

@@ -16,7 +16,8 @@ from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.files import read_json
 from trainer_core.line.kept import check_kept
 from trainer_core.line.paths import DataPaths, LinePaths
-from trainer_core.line.run_checks import too_long
+from trainer_core.line.run_checks import not_recomputable, too_long
+from trainer_core.models.families import FAMILIES
 from trainer_core.models.preset import longest_row
 
 
@@ -46,8 +47,10 @@ def check_shapes(line: Path) -> list[str]:
 
     paths = LinePaths(line)
     config = load_run(paths)
-    if too_long(config, longest_row(config.model.config)):
+    if unreadable_shapes(config):
         return []  # `check_line` says so
+    if problems := unknown_to_package(config):
+        raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
     traced = [trace(config, shape) for shape in line_shapes(config)]
     if problems := capture_problems(traced):
         raise Refused([f"{paths.run_json}: lengths: {problem}" for problem in problems])
@@ -109,9 +112,28 @@ def _growth(data: DataPaths, config: RunConfig) -> str:
     return "" if told == config.consumer_schedules() else "; the next start tells it what run.json grew by"
 
 
+def unreadable_shapes(config: RunConfig) -> list[str]:
+    """Shapes that the model cannot take, as far as that shows without torch."""
+    family = FAMILIES.get(config.model.family)
+    return [
+        *too_long(config, longest_row(config.model.config)),
+        *(not_recomputable(config, family.recomputation) if family else []),
+    ]
+
+
+def unknown_to_package(config: RunConfig) -> list[str]:
+    """Shapes that the model of another package cannot take: it is imported, and torch with it, to say so."""
+    if config.model.family in FAMILIES:
+        return []
+    from trainer_core.models.registry import recomputation
+
+    model = config.model
+    return not_recomputable(config, recomputation(model.family, model.config, model.vocab_size))
+
+
 def fit_problems(data: DataPaths, config: RunConfig) -> list[str]:
     """What would keep the data line's cycles from feeding the line, and its model from reading their rows."""
-    found = too_long(config, longest_row(config.model.config))
+    found = unreadable_shapes(config)
     for span in config.spans():
         found += check_consumer(data.root, row_length=span.row_length, tokens_per_update=span.tokens)
     return list(dict.fromkeys(found))

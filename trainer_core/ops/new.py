@@ -15,8 +15,9 @@ from trainer_core.errors import Refused
 from trainer_core.line.config import RunConfig, parse_run, save_run
 from trainer_core.line.files import parse_json, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
-from trainer_core.models.presets import PRESETS, Preset
-from trainer_core.ops.check import fit_problems
+from trainer_core.models.preset import Preset
+from trainer_core.models.presets import find_preset
+from trainer_core.ops.check import fit_problems, unknown_to_package
 
 
 def new_line(
@@ -40,11 +41,10 @@ def new_line(
     paths, source = LinePaths(line), DataPaths(data)
     if paths.run_json.exists():
         raise Refused(f"{paths.run_json}: this line exists already; choose another name or edit the file")
-    if model not in PRESETS:
-        raise Refused(f"model {model!r} is not known; expected one of {', '.join(sorted(PRESETS))}")
+    preset = find_preset(model)
     if not source.data.exists():
         raise Refused(f"{source.data}: not a data line; make it with `nstrain data init --work {data}`")
-    draft = _draft(PRESETS[model], source, peak_lr=peak_lr)
+    draft = _draft(preset, source, peak_lr=peak_lr)
     if tokens_per_update is not None:
         draft["tokens_per_update"] = tokens_per_update
     if weight_decay_batch is not None:
@@ -122,7 +122,7 @@ def _register(paths: LinePaths, source: DataPaths, config: RunConfig) -> None:
 
     A record whose line never came to be gives way to the next, so a refusal in between does no harm.
     """
-    if problems := fit_problems(source, config):
+    if problems := [*fit_problems(source, config), *unknown_to_package(config)]:
         raise Refused(problems)
     register_consumer(source.root, line=str(paths.root.resolve()), **config.consumer_schedules())
     for shape in config.lengths:

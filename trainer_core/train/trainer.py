@@ -23,7 +23,7 @@ from trainer_core.line.config import RunConfig, load_run
 from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
-from trainer_core.line.run_checks import too_long
+from trainer_core.line.run_checks import not_recomputable, too_long
 from trainer_core.measure.device import described
 from trainer_core.measure.tune_record import refuse_untuned
 from trainer_core.models.registry import build
@@ -92,7 +92,11 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
     device = line_device()
     refuse_untuned(described(device), config, paths)
     model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
-    problems = [*too_long(config, model.config.rope_max_seq_len), *_no_compiler(config)]
+    problems = [
+        *too_long(config, model.config.rope_max_seq_len),
+        *not_recomputable(config, model.recomputation),
+        *_no_compiler(config),
+    ]
     if problems:
         raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
     return make_step(

@@ -140,7 +140,7 @@ def test_limits_measure_nothing_and_name_three_gpus() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": "llama-9000b"}, ["--model llama-9000b", "llama-nano-cpu"]),
+        ({"model": "llama-9000b"}, ["model 'llama-9000b' is not known", "llama-nano-cpu"]),
         (
             {"model": "llama-nano-cpu", "seq_len": 1 << 20, "rows": 0, "ac": "some"},
             ["--seq-len 1048576", "--rows 0", "--ac some"],

@@ -12,7 +12,6 @@ from trainer_core.measure.limits import (
     Impossible,
     limits,
     limits_of,
-    recomputed_flops_per_token,
     refuse_impossible,
     state_bytes_per_parameter,
     update_bytes_per_parameter,
@@ -64,9 +63,9 @@ def test_recomputation_is_a_third_of_the_blocks() -> None:
     """Per block 4 D^2 of attention and 3 D F of feed-forward; causal attention 6 layers D T; no head."""
     matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16)
     expected = (6 * matrices + 6 * 2 * 8 * 32) / 3
-    assert recomputed_flops_per_token(small(), 32, "full") == pytest.approx(expected)
-    assert recomputed_flops_per_token(small(), 32, "none") == 0
-    assert recomputed_flops_per_token(small(), 32, "every second block") is None
+    assert small().recomputed_flops_per_token(32, "full") == pytest.approx(expected)
+    assert small().recomputed_flops_per_token(32, "none") == 0
+    assert small().recomputed_flops_per_token(32, "every second block") is None
 
 
 def test_the_printed_gpus() -> None:

@@ -1,12 +1,8 @@
 """Which shapes are measured, and which of them wins."""
 
-from typing import get_args
-
 import pytest
 
-from trainer_core.line.config import Length
 from trainer_core.measure.candidates import (
-    AC_MODES,
     Candidate,
     Trial,
     choose,
@@ -28,10 +24,6 @@ def trial(rows: int, speed: float | None, *, ac: str = "none", peak: int = GB, p
         peak_bytes=None if speed is None else peak,
         problem=problem,
     )
-
-
-def test_the_modes_are_those_of_run_json() -> None:
-    assert get_args(Length.model_fields["ac"].annotation) == AC_MODES
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def room(size: int = 100 * GB) -> Room:
 
 def estimate(rows: int, ac: str) -> int:
     """Peak bytes of the made-up trace."""
-    return 10**6 + rows * {"none": 10**5, "full": 6 * 10**4}[ac]
+    return 10**6 + rows * {"none": 10**5, "scan": 8 * 10**4, "full": 6 * 10**4}[ac]
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,21 @@ def test_recomputation_is_measured_only_for_larger_micro_batches() -> None:
     assert processes.asked[4:] == ["8 x 16 (ac full)", "4 x 16 (ac full)"]
     assert said[0] == "8 x 16 (ac none): does not fit: out of memory"
     assert said[2] == "2 x 16 (ac none): 200 tokens per CPU second, 1.00 GB"
+
+
+def test_each_mode_is_measured_for_what_only_it_makes_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family of three modes, of which each fits twice the rows."""
+    limits = {"none": 1, "scan": 2, "full": 4}
+    monkeypatch.setattr(search, "recomputation", lambda *_: tuple(limits))
+
+    def device(rows: int, ac: str) -> Mapping[str, Any]:
+        return ran(100.0 * rows) if rows <= limits[ac] else {"problem": "out of memory"}
+
+    processes = Processes(device)
+    best, _ = run(processes, config())
+    assert best == ["4 x 16 (ac full)"]
+    asked = {ac: [a.split()[0] for a in processes.asked if f"ac {ac})" in a] for ac in limits}
+    assert asked == {"none": ["8", "4", "2", "1"], "scan": ["8", "4", "2"], "full": ["8", "4"]}
 
 
 def test_the_shape_of_the_line_is_measured_whatever_it_is() -> None:
