@@ -60,7 +60,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("logs", "deployments.cli.questions:logs", _LINE, "Show a line's log."),
     ("stop", "deployments.cli.lines:stop", _LINE, "Stop a line with a checkpoint."),
     ("verify", "deployments.cli.questions:verify", _LINE, "Compare every checkpoint with its hashes."),
-    ("models", "deployments.cli.questions:models", _LINE, "List the model presets with exact counts."),
+    ("models", "deployments.cli.models:models", _LINE, "List the model presets with exact counts."),
     ("bench", "deployments.cli.bench:bench", _LINE, "Measure a preset's training on this machine."),
 )
 """Name, import path, group in the help, and help of every command."""

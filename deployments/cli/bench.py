@@ -42,7 +42,7 @@ def bench(
     accum
         Micro-batches of an update.
     ac
-        What the backward pass recomputes: none or full.
+        What the backward pass recomputes, a mode of the preset's family.
     precision
         fp32 or bf16; left out: fp32 on a CPU, bf16 on a GPU, in a comparison every one that is fast here.
     ema

@@ -1,4 +1,4 @@
-"""The verbs that only look at a training line: check, status, logs, verify, models. None writes a file."""
+"""The verbs that only look at a training line: check, status, logs, verify. None writes a file."""
 
 from __future__ import annotations
 
@@ -170,22 +170,3 @@ def _verified(paths: LinePaths) -> Iterator[dict[str, Any]]:
             problems = [f"{error.filename or path}: cannot be read ({error.strerror})"]
         if path.exists():
             yield {"update": update, "ok": not problems, "problem": problems[0] if problems else None}
-
-
-def models(*, json: Flag = False) -> int:
-    """List the model presets with exact counts.
-
-    Parameters
-    ----------
-    json
-        Print JSON.
-    """
-    load_host()
-    from trainer_core.ops.models import list_models
-
-    found = list_models()
-    if json:
-        _print_json(found)
-    for row in [] if json else found:
-        _say(f"{row['name']:16} {row['family']:8} {row['parameters']:>14,} parameters")
-    return 0

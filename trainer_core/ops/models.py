@@ -6,30 +6,52 @@ from typing import Any
 
 import torch
 
-from trainer_core.models.presets import PRESETS
+from trainer_core.errors import Refused
+from trainer_core.measure.limits import state_bytes_per_parameter
+from trainer_core.models.preset import Preset
+from trainer_core.models.presets import PRESETS, external_presets
 from trainer_core.models.registry import build
 
-BYTES_PER_PARAMETER = 16
-"""Parameters, gradients and two moments in fp32."""
+STATE_BYTES = state_bytes_per_parameter(ema=False, shadow=False)
+"""Of a parameter in training: itself, its gradient and two moments in float32."""
+
+MORE_BYTES = {
+    "ema": state_bytes_per_parameter(ema=True, shadow=False) - STATE_BYTES,
+    "bf16": state_bytes_per_parameter(ema=False, shadow=True) - STATE_BYTES,
+}
+"""What a moving average and the rounded weights of bf16 add to that."""
 
 
-def list_models() -> list[dict[str, Any]]:
-    """One row per preset; keys as docs/files.md lists them. Counts are at the preset's own vocabulary."""
-    return [_row(name) for name in PRESETS]
+def list_models() -> tuple[list[dict[str, Any]], list[str]]:
+    """One row per preset, and what is wrong with presets of other packages.
+
+    Keys as docs/files.md lists them. Counts are at the preset's own vocabulary.
+    """
+    rows = [_row(preset, external=False) for preset in PRESETS.values()]
+    others, problems = external_presets()
+    for preset in others.values():
+        try:
+            rows.append(_row(preset, external=True))
+        except Refused as refused:
+            problems += [f"preset {preset.name!r}: {problem}" for problem in refused.problems]
+    return rows, problems
 
 
-def _row(name: str) -> dict[str, Any]:
-    preset = PRESETS[name]
+def _row(preset: Preset, *, external: bool) -> dict[str, Any]:
     with torch.device("meta"):
         model = build(preset.family, preset.config, preset.vocab_size, seed=0)
     groups = {g.name: sum(p.numel() for _, p in g.params) for g in model.param_groups()}
     length = int(preset.training["row_length"])
     return {
-        "name": name,
+        "name": preset.name,
         "family": preset.family,
+        "external": external,
         "vocab_size": preset.vocab_size,
         "parameters": sum(groups.values()),
         "groups": groups,
-        "bytes_per_parameter": BYTES_PER_PARAMETER,
+        "bytes_per_parameter": STATE_BYTES,
+        "more_bytes_per_parameter": MORE_BYTES,
+        "row_length": length,
         "flops_per_token": {str(length): model.flops_per_token(length)},
+        "recomputation": list(model.recomputation),
     }
