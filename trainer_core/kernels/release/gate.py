@@ -33,7 +33,8 @@ def _normed(s: Tensor, gain: Tensor, scale: Tensor) -> Tensor:
 def _released(s: Tensor, gain: Tensor, t: Tensor, scale: Tensor, binary: bool) -> Tensor:
     if binary:
         return values(_normed(s, gain, scale), t, False, True)
-    return torch.addcmul(t.neg(), torch.mul(s, scale), gain).relu_()
+    normed = torch.mul(s, scale)
+    return torch.addcmul(t.neg(), normed, gain, out=normed).relu_()
 
 
 def _fake_gate(
@@ -107,7 +108,7 @@ def _gate_backward(
     if binary:
         d_normed, d_t = binary_gradients(d_released, normed * g, t, False)
     else:
-        d_normed, d_t = graded_gradients(d_released, released, False)
+        d_normed, d_t = graded_gradients(d_released, released, False, overwrite=True)
     products = torch.mul(d_normed, rows)
     d_gain = torch.mv(products.t(), scale[:, 0])
     along = torch.mv(products, g)[:, None].mul_(scale).div_(width)

@@ -10,19 +10,10 @@ from torch import Tensor
 
 from trainer_core.kernels.release.reference import sharpness
 
-_threshold_backward = torch.ops.aten.threshold_backward
-"""The first argument where the second is above the third, elsewhere 0: one pass, unlike `where`."""
-
 
 def wide(t: Tensor) -> Tensor:
     """float32, or the dtype of t if that is wider."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
-def where_positive(value: Tensor, condition: Tensor) -> Tensor:
-    """value where condition > 0, elsewhere 0."""
-    out: Tensor = _threshold_backward(value, condition, 0)
-    return out
 
 
 def values(x: Tensor, t: Tensor, two_sided: bool, binary: bool) -> Tensor:
@@ -34,10 +25,16 @@ def values(x: Tensor, t: Tensor, two_sided: bool, binary: bool) -> Tensor:
     return on.sub_((-x - t).gt(0).to(x.dtype)).mul_(1 + t) if two_sided else on.mul_(1 + t)
 
 
-def graded_gradients(grad: Tensor, out: Tensor, two_sided: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of x and, summed over the rows, of t [C]; `out` is what was released, grad and out [n, C]."""
+def graded_gradients(
+    grad: Tensor, out: Tensor, two_sided: bool, *, overwrite: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, summed over the rows, of t [C]; `out` is what was released, grad and out [n, C].
+
+    With `overwrite` that of x may take the place of `grad`.
+    """
     if not two_sided:
-        d_x = where_positive(grad, out)
+        d_x = grad if overwrite else torch.empty_like(out)
+        torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=d_x)  # one pass, unlike `where`
         return d_x, d_x.sum(0).neg_()
     sign = torch.sign(out)
     signed = grad * sign

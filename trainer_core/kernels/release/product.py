@@ -64,8 +64,8 @@ def _product_backward(
         d_g, d_t_g = binary_gradients(pull * b, wide_g, t_g, False)
         d_u, d_t_u = binary_gradients(pull * a, wide_u, t_u, False)
     else:
-        d_g, d_t_g = graded_gradients(pull * b, a, False)
-        d_u, d_t_u = graded_gradients(pull * a, b, False)
+        d_g, d_t_g = graded_gradients(pull * b, a, False, overwrite=True)
+        d_u, d_t_u = graded_gradients(pull * a, b, False, overwrite=True)
     return (
         d_g.to(g.dtype).view(grad.shape),
         d_u.to(u.dtype).view(grad.shape),
