@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,18 @@ import torch
 from torch import Tensor
 
 from tests.kernels.pools import GRADIENTS, Pool, pool
+from trainer_core.kernels.pool_read import op, pool_read
+from trainer_core.kernels.pool_read import triton as launches
 from trainer_core.kernels.pool_read.reference import pool_read_reference
-from trainer_core.kernels.pool_read.triton import EVENTS, FORWARD, QUERIES, backward_triton, forward_triton, inputs
 
-SMALL = {"M": 16, "N": 32}
+PLAN = launches.PLANS[torch.float32]
+SMALL = launches.Plan(
+    forward=replace(PLAN.forward, M=16, N=32),
+    queries=replace(PLAN.queries, M=16, N=32),
+    events=replace(PLAN.events, M=32, N=16),
+)
+"""Blocks that are small enough for several in a short row, and differ in shape as those of a GPU do."""
+
 SHAPES = {
     "one": (1, 1),
     "one query": (1, 40),
@@ -25,21 +34,108 @@ SHAPES = {
 """Queries T and events S by name."""
 
 
-def _kernels(p: Pool) -> tuple[Tensor, ...]:
-    read = inputs(*(x.detach() for x in p.arguments()))
-    forward, queries = (replace(tiles, **SMALL) for tiles in (FORWARD, QUERIES))
-    out, lse = forward_triton(read, forward)
-    return out, *backward_triton(read, p.grad, out, lse, queries, replace(EVENTS, M=32, N=16))
+@pytest.fixture(autouse=True)
+def _everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator takes the kernels here too, with small blocks; products are of float32."""
+    monkeypatch.setattr(op, "has_kernel", lambda q: True)
+    monkeypatch.setattr(launches, "PLANS", dict.fromkeys(launches.DTYPES, SMALL))
+    monkeypatch.setattr(launches, "DTYPES", dict.fromkeys(launches.DTYPES, launches.DTYPES[torch.float32]))
 
 
-def _twin(p: Pool) -> tuple[Tensor, ...]:
-    out = pool_read_reference(*p.arguments())
-    return out.detach(), *torch.autograd.grad(out, [p.tensors[name] for name in GRADIENTS], p.grad)
+def _both(fn, p: Pool, grad: Tensor) -> tuple[Tensor, ...]:
+    out = fn(*p.arguments())
+    return out.detach(), *torch.autograd.grad(out, [p.tensors[name] for name in GRADIENTS], grad)
 
 
-@pytest.mark.parametrize("heads", [(4, 2), (1, 1), (3, 1)], ids=str)
+def _equal(p: Pool, *, atol: float = 5e-6, rtol: float = 1e-5) -> None:
+    exact = p.to(torch.float64)
+    got, wanted = _both(pool_read, p, p.grad), _both(pool_read_reference, exact, exact.grad)
+    for name, a, b in zip(("out", *GRADIENTS), got, wanted, strict=True):
+        assert a.shape == b.shape and a.isfinite().all(), name
+        torch.testing.assert_close(
+            a.double(), b, atol=atol, rtol=rtol, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+HEADS = {"shared keys": (4, 2), "own keys": (2, 2), "one key head": (3, 1)}
+"""Query heads H and key heads K by name."""
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_the_twin(shape: str, heads: tuple[int, int]) -> None:
-    p = pool(*SHAPES[shape], *heads, d=16, rows=2 if heads == (4, 2) else 1, dtype=torch.float32)
-    for name, a, b in zip(("out", *GRADIENTS), _kernels(p), _twin(p), strict=True):
-        torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+def test_equals_the_twin(shape: str) -> None:
+    _equal(pool(*SHAPES[shape], 2, 1, d=16, rows=1, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_equals_the_twin_however_heads_share_keys(heads: str) -> None:
+    _equal(pool(17, 35, *HEADS[heads], d=16, rows=2, dtype=torch.float32))
+
+
+EXTREMES = {
+    "never written": {"log_write": math.log(1e-6)},
+    "fast clocks": {"clock_step": 20.0},
+    "tiny values": {"scale": 1e-30},
+    "denormal values": {"scale": 1e-42},
+    "strong match": {"match": 1e3},
+}
+
+ROUNDING = {"fast clocks": 2e-4, "strong match": 4e-4}
+"""About the distance of float32 values at the largest logits, here 200 and 1,000, times LOG2E."""
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_equals_the_twin_at_extreme_values(extreme: str) -> None:
+    p = pool(20, 20, 1, 1, d=16, rows=1, dtype=torch.float32, **EXTREMES[extreme])
+    scale = EXTREMES[extreme].get("scale", 1.0)
+    exact = p.to(torch.float64)
+    got, wanted = _both(pool_read, p, p.grad), _both(pool_read_reference, exact, exact.grad)
+    sizes = {"out": scale, "q": scale, "k": scale, "v": 1 / scale}
+    for name, a, b in zip(("out", *GRADIENTS), got, wanted, strict=True):
+        bar = ROUNDING.get(extreme, 1e-5) * sizes.get(name, 1.0)
+        assert (a.double() - b).abs().max().item() <= max(bar, 1e-43), name
+
+
+def test_a_large_clock_keeps_small_differences() -> None:
+    p = pool(20, 40, 2, 1, d=16, rows=1, dtype=torch.float32, clock_step=0.25)
+    start = torch.tensor([0.0, 32_768.0])[None, :, None]
+    _equal(p.with_tensors({"clock": (p.tensors["clock"].detach() + start).requires_grad_()}))
+
+
+def test_large_logits_stay_finite() -> None:
+    p = pool(20, 20, 1, 1, d=16, rows=1, dtype=torch.float32, scale=1e3)
+    assert all(x.isfinite().all() for x in _both(pool_read, p, p.grad))
+
+
+@pytest.mark.parametrize("cut", [16, 31])
+def test_later_events_change_no_bit_of_earlier_outputs(cut: int) -> None:
+    p, other = (pool(40, 40, 1, 1, d=16, rows=1, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    changed = {}
+    for name, x in p.tensors.items():
+        axis = 1 if x.dim() == 2 else 2
+        later = other.tensors[name].narrow(axis, cut, x.shape[axis] - cut)
+        changed[name] = torch.cat([x.narrow(axis, 0, cut), later], axis)
+    before, after = pool_read(*p.arguments()), pool_read(*p.with_tensors(changed).arguments())
+    assert torch.equal(before[:, :, :cut], after[:, :, :cut])
+    assert not torch.equal(before[:, :, cut:], after[:, :, cut:])
+
+
+def test_bfloat16_rounds_once() -> None:
+    """Products are of float32 here, so the outputs are those of float32, rounded."""
+    p = pool(20, 20, 2, 1, d=16, rows=1, dtype=torch.float32).to(torch.bfloat16, ("q", "k", "v"))
+    wide = p.to(torch.float32)
+    got = _both(pool_read, p, p.grad.bfloat16())
+    wanted = _both(pool_read, wide, p.grad.bfloat16().float())
+    assert torch.equal(got[0], wanted[0].bfloat16())
+    assert torch.equal(got[3], wanted[3].bfloat16()), "the gradient of v needs no output"
+    for name, a, b in zip(GRADIENTS, got[1:], wanted[1:], strict=True):
+        assert a.dtype == p.tensors[name].dtype, name
+        torch.testing.assert_close(a.float(), b, atol=2e-2, rtol=2e-2, msg=name)
+
+
+def test_the_log_sum_exp_is_that_of_the_other_path() -> None:
+    p = pool(20, 40, 2, 1, d=16, rows=1, dtype=torch.float32)
+    arguments = [x.detach() for x in p.arguments()]
+    ours = op._pool_read(*arguments, False)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(op, "has_kernel", lambda q: False)
+        torch.testing.assert_close(ours, op._pool_read(*arguments, False)[1], atol=2e-6, rtol=2e-6)

@@ -107,11 +107,11 @@ def pool(
     return Pool(
         q=q.to(wide).reshape(B, K, H // K, T, d),
         k=k.to(wide).contiguous(),
-        clock=clock.to(wide).reshape(B, K, H // K, S),
-        log_write=log_write.to(wide)[:, :, None],
+        clock=clock.to(wide).reshape(B, K, H // K, S).contiguous(),
+        log_write=log_write.to(wide)[:, :, None].contiguous(),
         ids=ids[..., None],
         before=before[:, None],
-        match=match.to(wide).reshape(B, K, H // K, T, 1),
+        match=match.to(wide).reshape(B, K, H // K, T, 1).contiguous(),
     )
 
 

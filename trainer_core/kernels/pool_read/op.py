@@ -14,7 +14,22 @@ from trainer_core.kernels.pool_read import blocks
 from trainer_core.kernels.register import differentiate, operator
 
 SAVE_UP_TO = 1024
-"""Most events whose weights are kept for the backward pass; longer rows recompute them."""
+"""Most events whose weights are kept for the backward pass; longer rows recompute them, and so do kernels."""
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+"""What q, k and v may be for a kernel."""
+
+KERNEL_HEAD_DIMS = (16, 32, 64, 128)
+"""What their rows may measure."""
+
+KERNEL_QUERIES = 16
+"""Fewer, as in decoding, would fill no block, and batched products read the events as fast."""
+
+
+def has_kernel(q: Tensor) -> bool:
+    """Whether there is a kernel for such queries on their device."""
+    T, d = q.shape[2:]
+    return q.is_cuda and q.dtype in KERNEL_DTYPES and d in KERNEL_HEAD_DIMS and T >= KERNEL_QUERIES
 
 
 def _fake(
@@ -51,6 +66,11 @@ def _pool_read(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, T, d], log-sum-exp [B, H, T] and saved weights."""
+    if has_kernel(q):
+        from trainer_core.kernels.pool_read.triton import forward_triton, inputs
+
+        out, lse = forward_triton(inputs(q, k, v, clock, log_write, ids, before, match))
+        return out, lse, lse.new_empty(0)
     p = blocks.pool(q, k, clock, log_write, ids, before, match)
     out, lse, saved = blocks.forward(p, v.to(p.q.dtype), save)
     return out.flatten(1, 2).to(q.dtype), lse.flatten(1, 2), saved
@@ -93,6 +113,13 @@ def _pool_read_backward(
     saved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, clock, log_write and match."""
+    if has_kernel(q):
+        from trainer_core.kernels.pool_read.triton import backward_triton, inputs
+
+        read = inputs(q, k, v, clock, log_write, ids, before, match)
+        dq, dk, dv, dclock, dlog_write, dmatch = backward_triton(read, grad, out, lse)
+        wrt = dclock.to(clock.dtype), dlog_write.to(log_write.dtype), dmatch.to(match.dtype)
+        return dq, dk, dv, *wrt
     p = blocks.pool(q, k, clock, log_write, ids, before, match)
     shape, wide = p.q.shape, p.q.dtype
     made = blocks.backward(
@@ -149,8 +176,9 @@ def pool_read(
     before each event, -1 for none. The query's own clock moves no weight and gets no gradient.
     """
     assert q.shape[1] % k.shape[1] == 0 and q.shape[2] <= k.shape[2], (q.shape, k.shape)
-    floats = (q, k, v, clock, log_write, match)
-    save = torch.is_grad_enabled() and any(x.requires_grad for x in floats) and k.shape[2] <= SAVE_UP_TO
+    assert q.dtype == k.dtype == v.dtype, (q.dtype, k.dtype, v.dtype)
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, clock, log_write, match))
+    save = needs_grad and k.shape[2] <= SAVE_UP_TO and not has_kernel(q)
     out: Tensor = _pool_read(q, k, v, clock, log_write, ids, before, match, save)[0]
     return out
 

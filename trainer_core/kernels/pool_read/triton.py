@@ -35,15 +35,31 @@ class Tiles:
     """Blocks that are loaded ahead, and the one at work."""
 
 
-FORWARD = Tiles(M=128, N=64, num_warps=8, num_stages=3)
-QUERIES = Tiles(M=64, N=64, num_warps=4, num_stages=2)
-EVENTS = Tiles(M=64, N=64, num_warps=4, num_stages=2)
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The blocks of each kernel."""
+
+    forward: Tiles
+    """Of the forward pass."""
+    queries: Tiles
+    """Of the backward pass over queries."""
+    events: Tiles
+    """Of the backward pass over events."""
 
 
-def fits(q: Tensor) -> bool:
-    """Whether there is a kernel for such queries."""
-    d = q.shape[-1]
-    return q.is_cuda and q.dtype in DTYPES and d in (16, 32, 64, 128)
+PLANS = {
+    torch.bfloat16: Plan(
+        forward=Tiles(M=128, N=64, num_warps=8, num_stages=3),
+        queries=Tiles(M=128, N=64, num_warps=8, num_stages=2),
+        events=Tiles(M=32, N=128, num_warps=8, num_stages=2),
+    ),
+    torch.float32: Plan(
+        forward=Tiles(M=64, N=32, num_warps=4, num_stages=2),
+        queries=Tiles(M=64, N=32, num_warps=4, num_stages=2),
+        events=Tiles(M=32, N=64, num_warps=4, num_stages=2),
+    ),
+}
+"""By the dtype of q, k and v; all fit a multiprocessor at the widest head."""
 
 
 def constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, object]:
@@ -72,17 +88,18 @@ def inputs(
     before: Tensor,
     match: Tensor,
 ) -> list[Tensor]:
-    """The arguments as the kernels read them: contiguous, tokens in 32 bits, the rest of a logit in float32."""
+    """The arguments as the kernels read them: contiguous, tokens in 32 bits, what is added in float32."""
     products = [x.contiguous() for x in (q, k, v)]
     clock, log_write, match = (x.float().contiguous() for x in (clock, log_write, match))
     ids, before = (x.int().contiguous() for x in (ids, before))
     return [*products, clock, log_write, ids, before, match]
 
 
-def forward_triton(read: list[Tensor], tiles: Tiles = FORWARD) -> tuple[Tensor, Tensor]:
+def forward_triton(read: list[Tensor], plan: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, d] and log-sum-exp [B, H, T] of `inputs`."""
     q, k = read[:2]
     B, H, T, d = q.shape
+    tiles = (plan or PLANS[q.dtype]).forward
     out, lse = torch.empty_like(q), q.new_empty(B, H, T, dtype=torch.float32)
     grid = (triton.cdiv(T, tiles.M), B * H)
     forward_kernel[grid](*read, out, lse, 1 / math.sqrt(d), T, k.shape[2], **constants(q, k, tiles))
@@ -90,25 +107,18 @@ def forward_triton(read: list[Tensor], tiles: Tiles = FORWARD) -> tuple[Tensor, 
 
 
 def backward_triton(
-    read: list[Tensor],
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    queries: Tiles = QUERIES,
-    events: Tiles = EVENTS,
+    read: list[Tensor], grad: Tensor, out: Tensor, lse: Tensor, plan: Plan | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, clock, log_write and match."""
     q, k, _, clock, log_write, _, _, match = read
     (B, H, T, d), (_, K, S, _) = q.shape, k.shape
-    scale, grad = 1 / math.sqrt(d), grad.to(q.dtype).contiguous()
-    dq, dk, dv, dclock, dlog_write, dmatch = (
-        torch.empty_like(x) for x in (q, k, k, clock, log_write, match)
-    )
+    plan, scale, grad = plan or PLANS[q.dtype], 1 / math.sqrt(d), grad.contiguous()
+    dq, dk, dv, dclock, dlog_write, dmatch = (torch.empty_like(x) for x in (q, k, k, clock, log_write, match))
     delta = torch.empty_like(lse)
-    queries_kernel[triton.cdiv(T, queries.M), B * H](
-        *read, grad, out, lse, delta, dq, dmatch, scale, T, S, **constants(q, k, queries)
+    queries_kernel[triton.cdiv(T, plan.queries.M), B * H](
+        *read, grad, out, lse, delta, dq, dmatch, scale, T, S, **constants(q, k, plan.queries)
     )
-    events_kernel[triton.cdiv(S, events.N), B * K](
-        *read, grad, lse, delta, dk, dv, dclock, dlog_write, scale, T, S, **constants(q, k, events)
+    events_kernel[triton.cdiv(S, plan.events.N), B * K](
+        *read, grad, lse, delta, dk, dv, dclock, dlog_write, scale, T, S, **constants(q, k, plan.events)
     )
     return dq, dk, dv, dclock, dlog_write, dmatch

@@ -59,7 +59,7 @@ def queries_kernel(
     strength = tl.load(match + head * T + t, mask=t < T, other=0.0) * LOG2E
     zero = tl.load(clock + (S - T + start))
     passed = tl.load(clock + own, mask=t < T, other=0.0) - zero
-    norm = (tl.load(lse + head * T + t, mask=t < T, other=0.0) + passed) * LOG2E
+    norm = (tl.load(lse + head * T + t, mask=t < T, other=float("inf")) + passed) * LOG2E
     upper = tl.load(grad + tile, mask=t[:, None] < T, other=0.0)
     read = tl.load(out + tile, mask=t[:, None] < T, other=0.0)
     mean = tl.sum(upper.to(tl.float32) * read.to(tl.float32), 1)
@@ -136,39 +136,31 @@ def events_kernel(
     made_written = tl.zeros((N,), tl.float32)
     earlier = S - T
     first_query = tl.maximum(start - earlier, 0) // M * M
-    # From here on every query of a block comes after every event of this one.
-    all_later = tl.minimum((tl.maximum(start + N - 1 - earlier, 0) + M - 1) // M * M, T)
     for member in range(H // K):
         head = row * H + key_head % K * (H // K) + member
         zero = tl.load(clock + head * S + start)
         event = (tl.load(clock + head * S + s, mask=s < S, other=0.0) - zero + written) * LOG2E
         made_clock = tl.zeros((N,), tl.float32)
-        for LATE in tl.static_range(2):
-            if LATE:
-                first, last = all_later, T
-            else:
-                first, last = first_query, all_later
-            for at in range(first, last, M):
-                t = at + tl.arange(0, M)
-                queries = head * T * D + t[:, None] * D + columns
-                upper = tl.load(grad + queries, mask=t[:, None] < T, other=0.0).to(DT)
-                queries = tl.load(q + queries, mask=t[:, None] < T, other=0.0).to(DT)
-                token = tl.load(ids + row * T + t, mask=t < T, other=-2)
-                strength = tl.load(match + head * T + t, mask=t < T, other=0.0) * LOG2E
-                passed = tl.load(clock + head * S + earlier + t, mask=t < T, other=0.0) - zero
-                norm = tl.load(lse + head * T + t, mask=t < T, other=float("inf"))
-                mean = tl.load(delta + head * T + t, mask=t < T, other=0.0)
-                same = follows[:, None] == token[None, :]
-                x = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * (scale * LOG2E)
-                x = x + event[:, None] + tl.where(same, strength[None, :], 0.0)
-                weights = tl.exp2(x - ((norm + passed) * LOG2E)[None, :])
-                if LATE == 0:
-                    weights = tl.where(s[:, None] <= (earlier + t)[None, :], weights, 0.0)
-                made_v = tl.dot(weights.to(DT), upper, made_v, input_precision=PRECISION)
-                slope = tl.dot(values, tl.trans(upper), input_precision=PRECISION) - mean[None, :]
-                slope *= weights
-                made_k = tl.dot(slope.to(DT), queries, made_k, input_precision=PRECISION)
-                made_clock += tl.sum(slope, 1)
+        for at in range(first_query, T, M):
+            t = at + tl.arange(0, M)
+            met = head * T * D + t[:, None] * D + columns
+            upper = tl.load(grad + met, mask=t[:, None] < T, other=0.0).to(DT)
+            queries = tl.load(q + met, mask=t[:, None] < T, other=0.0).to(DT)
+            token = tl.load(ids + row * T + t, mask=t < T, other=-2)
+            strength = tl.load(match + head * T + t, mask=t < T, other=0.0) * LOG2E
+            passed = tl.load(clock + head * S + earlier + t, mask=t < T, other=0.0) - zero
+            norm = tl.load(lse + head * T + t, mask=t < T, other=float("inf"))
+            mean = tl.load(delta + head * T + t, mask=t < T, other=0.0)
+            same = follows[:, None] == token[None, :]
+            x = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * (scale * LOG2E)
+            x = x + event[:, None] + tl.where(same, strength[None, :], 0.0)
+            x -= ((norm + passed) * LOG2E)[None, :]
+            weights = tl.exp2(tl.where(s[:, None] <= (earlier + t)[None, :], x, float("-inf")))
+            made_v = tl.dot(weights.to(DT), upper, made_v, input_precision=PRECISION)
+            slope = tl.dot(values, tl.trans(upper), input_precision=PRECISION) - mean[None, :]
+            slope *= weights
+            made_k = tl.dot(slope.to(DT), queries, made_k, input_precision=PRECISION)
+            made_clock += tl.sum(slope, 1)
         tl.store(dclock + head * S + s, made_clock, mask=s < S)
         made_written += made_clock
     store(dk + tile, made_k * scale, s[:, None] < S)

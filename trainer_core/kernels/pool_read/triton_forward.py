@@ -37,7 +37,7 @@ def logits(
     scale: tl.tensor,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """[M, N] of queries [M, D] and keys [N, D]; `event` [N] and `match` [M] are what is added, times LOG2E."""
+    """[M, N] of queries [M, D] and keys [N, D]; `event` [N] and `match` [M] are times LOG2E."""
     products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     return products * (scale * LOG2E) + event[None, :] + tl.where(same, match[:, None], 0.0)
 
