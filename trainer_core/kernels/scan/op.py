@@ -1,4 +1,5 @@
-"""The scan as an operator of our own: shapes, autograd, what is saved; the arithmetic lives in `chunked`.
+"""The scan as an operator of our own: shapes, autograd, what is saved; the arithmetic lives in `chunked`,
+on a GPU in `triton`.
 
 Saved are the inputs and the potentials before and after each chunk; the backward pass makes the rest again.
 """
@@ -12,21 +13,19 @@ from torch import Tensor
 
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.scan import chunked
-
-CHUNK = 16
-"""Tokens of a chunk."""
+from trainer_core.kernels.scan.layout import Shape, chunk_length
 
 
 def _wide(u: Tensor, dt: Tensor) -> torch.dtype:
-    return torch.promote_types(u.dtype, dt.dtype)
+    return dt.dtype
 
 
 def _fake(
     u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    s = chunked.shape_of(u, b, chunk)
+    s = Shape.of(u, b, chunk)
     last = u.new_empty(s.B, s.H, s.P, s.N, dtype=_wide(u, dt))
-    return torch.empty_like(u), last, last.new_empty(s.C + 1, s.B, s.H, s.N, s.P)
+    return torch.empty_like(u), last, last.new_empty(s.num_potentials)
 
 
 @operator("scan", fake=_fake, composed=True)
@@ -34,7 +33,13 @@ def scan_forward(
     u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last potentials, the potentials before and after each chunk."""
-    return chunked.forward(chunked.shape_of(u, b, chunk), u, dt, A, b, r, state)
+    s = Shape.of(u, b, chunk)
+    if u.is_cuda:
+        from trainer_core.kernels.scan import triton
+
+        if triton.fits(u, dt, b, chunk):
+            return triton.forward_triton(s, u, dt, A, b, r, state)
+    return chunked.forward(s, u, dt, A, b, r, state)
 
 
 def _fake_backward(
@@ -49,7 +54,7 @@ def _fake_backward(
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_u, d_dt, d_A, d_b, d_r = (torch.empty_like(x) for x in (u, dt, A, b, r))
-    s = chunked.shape_of(u, b, chunk)
+    s = Shape.of(u, b, chunk)
     return d_u, d_dt, d_A, d_b, d_r, V.new_empty(s.B, s.H, s.P, s.N)
 
 
@@ -66,7 +71,13 @@ def scan_backward(
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, dt, A, b, r and of the first potentials."""
-    return chunked.backward(chunked.shape_of(u, b, chunk), g, g_last, u, dt, A, b, r, V)
+    s = Shape.of(u, b, chunk)
+    if u.is_cuda:
+        from trainer_core.kernels.scan import triton
+
+        if triton.fits(u, dt, b, chunk):
+            return triton.backward_triton(s, g, g_last, u, dt, A, b, r, V)
+    return chunked.backward(s, g, g_last, u, dt, A, b, r, V)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -103,6 +114,6 @@ def scan(
     u [B, T, H, P], dt [B, T, H], A [H] negative, b and r [B, T, G, N] with H a multiple of G, state
     [B, H, P, N], zeros where it is None. dt, A and the state are float32 or wider; y has the dtype of u.
     """
-    Q = min(CHUNK if chunk is None else chunk, u.shape[1])
+    Q = chunk_length(u, chunk)
     y, last, _ = scan_forward(*(x.contiguous() for x in (u, dt, A, b, r)), state, Q)
     return y, last

@@ -1,4 +1,4 @@
-"""The specification of the scan: the recurrence as it is written, one token after the other, for tests only."""
+"""The specification of the scan, for tests only: the recurrence as it is written, token after token."""
 
 from __future__ import annotations
 

@@ -1,0 +1,90 @@
+"""The kernels of the scan give what the recurrence gives: values, last potentials and every gradient."""
+
+import pytest
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from trainer_core.kernels.scan.layout import Shape
+from trainer_core.kernels.scan.reference import scan_reference
+from trainer_core.kernels.scan.triton import backward_triton, fits, forward_triton, heads_together
+
+Q = 16
+
+CASES = {
+    "one token": (1, 1, 2, 4, 1, 3),
+    "chunk-1": (2, Q - 1, 2, 16, 2, 16),
+    "chunk": (1, Q, 4, 16, 1, 16),
+    "chunk+1": (1, Q + 1, 3, 5, 1, 20),
+    "odd": (2, 2 * Q + 5, 2, 4, 1, 1),
+    "groups": (1, 40, 6, 8, 2, 4),
+}
+"""B, T, H, P, G, N by name."""
+
+
+def inputs(shape: tuple[int, ...], scale: float = 1.0) -> list[Tensor]:
+    """u, dt, A, b, r, the first potentials, then the gradients of y and of the last potentials."""
+    B, T, H, P, G, N = shape
+    g = torch.Generator().manual_seed(0)
+    u, b, r = (torch.randn(size, generator=g) for size in ((B, T, H, P), (B, T, G, N), (B, T, G, N)))
+    dt, A = (torch.randn(B, T, H, generator=g) - 1).exp(), -(2 * torch.randn(H, generator=g) - 1).exp()
+    state, d_state = torch.randn(2, B, H, P, N, generator=g)
+    return [u * scale, dt, A, b, r, state * scale, torch.randn(B, T, H, P, generator=g), d_state]
+
+
+def reference(held: list[Tensor]) -> list[Tensor]:
+    *held, g, g_last = (x.double() for x in held)
+    held = [x.requires_grad_() for x in held]
+    y, last = scan_reference(*held)
+    return [y.detach(), last.detach(), *torch.autograd.grad((y, last), held, (g, g_last))]
+
+
+def ours(held: list[Tensor]) -> list[Tensor]:
+    u, dt, A, b, r, state, g, g_last = held
+    s = Shape.of(u, b, Q)
+    y, last, V = forward_triton(s, u, dt, A, b, r, state, narrow=tl.float32, block=64)
+    return [y, last, *backward_triton(s, g, g_last, u, dt, A, b, r, V, narrow=tl.float32, block=64)]
+
+
+def off(got: Tensor, wanted: Tensor) -> float:
+    return ((got.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-300)).item()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_recurrence(case: str) -> None:
+    held = inputs(CASES[case])
+    for i, (got, wanted) in enumerate(zip(ours(held), reference(held), strict=True)):
+        assert off(got, wanted) < 3e-6, i
+
+
+@pytest.mark.parametrize("scale", [1e12, 1e-12, 1e-40], ids=["large", "tiny", "denormal"])
+def test_of_any_size(scale: float) -> None:
+    held = inputs(CASES["chunk+1"], scale)
+    bar = 3e-6 if scale > 1e-30 else 1e-3
+    for i, (got, wanted) in enumerate(zip(ours(held), reference(held), strict=True)):
+        assert off(got, wanted) < bar, i
+
+
+@pytest.mark.parametrize("rate", [-1e-6, -50.0], ids=["slow", "fast"])
+def test_any_decay(rate: float) -> None:
+    held = inputs(CASES["groups"])
+    held[1], held[2] = torch.ones_like(held[1]), torch.full_like(held[2], rate)
+    for i, (got, wanted) in enumerate(zip(ours(held), reference(held), strict=True)):
+        assert off(got, wanted) < 3e-6, i
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    held = inputs(CASES["odd"])
+    narrow = [x.bfloat16() if i in (0, 3, 4, 6) else x for i, x in enumerate(held)]
+    for i, (got, wanted) in enumerate(zip(ours(narrow), reference(narrow), strict=True)):
+        assert off(got, wanted) < (2**-8 if got.dtype == torch.bfloat16 else 3e-6), i
+    assert torch.equal(ours(narrow)[0], ours([x.float() for x in narrow])[0].bfloat16())
+
+
+def test_what_there_are_kernels_for() -> None:
+    u, dt, _, b, *_ = inputs(CASES["chunk"])
+    assert fits(u, dt, b, 16) and fits(u.bfloat16(), dt, b, 128)
+    assert not fits(u.double(), dt, b, 16) and not fits(u, dt.double(), b, 16)
+    assert not fits(u, dt, b, 8) and not fits(u, dt, b, 48)
+    assert not fits(u, dt, b.new_empty(1, 1, 1, 256), 16)
+    assert heads_together(Shape(B=1, T=1, H=48, P=1, G=2, N=1, Q=16)) == 12

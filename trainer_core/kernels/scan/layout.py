@@ -1,0 +1,119 @@
+"""How the scan by chunks cuts its work: chunks of tokens, blocks of rows and chunks that fit the cache.
+
+A block holds its tensors as [chunks, rows, heads, tokens of a chunk, ...]: chunks stand outside, so that the
+potentials before and after all of them are each one piece of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CPU_BLOCK, BLOCK = 1 << 18, 1 << 26
+"""Values of u in a block: about a megabyte on a CPU, elsewhere few launches count more."""
+
+CPU_CHUNK = 16
+"""Tokens of a chunk on a CPU."""
+
+CHUNK, WIDE_CHUNK = 128, 64
+"""Most tokens of a chunk elsewhere, and where u is wider than 16 bits; kernels take powers of two from 16."""
+
+
+def chunk_length(u: Tensor, wanted: int | None) -> int:
+    """Tokens of a chunk for u [B, T, H, P]; the same on the meta device as on a GPU, so that sizes agree."""
+    T = u.shape[1]
+    if u.device.type == "cpu":
+        return min(wanted or CPU_CHUNK, T)
+    most = wanted or (CHUNK if u.element_size() == 2 else WIDE_CHUNK)
+    return max(16, 1 << (min(most, T) - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a call."""
+
+    B: int
+    """Rows."""
+    T: int
+    """Tokens of a row."""
+    H: int
+    """Heads."""
+    P: int
+    """Channels of a head."""
+    G: int
+    """Groups of heads; the heads of a group share b and r."""
+    N: int
+    """Compartments of a channel."""
+    Q: int
+    """Tokens of a chunk."""
+
+    @staticmethod
+    def of(u: Tensor, b: Tensor, Q: int) -> Shape:
+        B, T, H, P = u.shape
+        return Shape(B=B, T=T, H=H, P=P, G=b.shape[2], N=b.shape[3], Q=Q)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row; tokens that do nothing fill the last one."""
+        return -(-self.T // self.Q)
+
+    @property
+    def num_potentials(self) -> int:
+        """Values of all potentials that stand before or after a chunk."""
+        return self.B * (self.chunks + 1) * self.H * self.N * self.P
+
+    def fill(self, x: Tensor) -> Tensor:
+        """x [B, T, ...] as [B, chunks, Q, ...], with zeros in the tokens that a last chunk lacks."""
+        short = self.chunks * self.Q - self.T
+        if short:
+            x = torch.cat((x, x.new_zeros(self.B, short, *x.shape[2:])), dim=1)
+        return x.view(self.B, self.chunks, self.Q, *x.shape[2:])
+
+    def empty(self, x: Tensor) -> Tensor:
+        """Room for a gradient of x, as `fill` shapes it."""
+        return x.new_empty(self.B, self.chunks, self.Q, *x.shape[2:])
+
+    def cut(self, x: Tensor) -> Tensor:
+        """The reverse of `fill`."""
+        x = x.view(self.B, self.chunks * self.Q, *x.shape[3:])
+        return x if x.shape[1] == self.T else x[:, : self.T].contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Some rows and some of their chunks."""
+
+    rows: slice
+    """Of all rows."""
+    chunks: slice
+    """Of all chunks."""
+
+    def of(self, x: Tensor) -> Tensor:
+        """A filled x [B, chunks, Q, heads, ...] as the block's [chunks, rows, heads, Q, ...], a view."""
+        return x[self.rows, self.chunks].transpose(0, 1).transpose(2, 3)
+
+
+def row_blocks(s: Shape, device: torch.device) -> Iterator[slice]:
+    """Rows that are computed together."""
+    size = (CPU_BLOCK if device.type == "cpu" else BLOCK) // (s.chunks * s.Q * s.H * s.P)
+    for first in range(0, s.B, max(1, size)):
+        yield slice(first, min(first + max(1, size), s.B))
+
+
+def blocks(s: Shape, rows: slice, device: torch.device) -> list[Block]:
+    """Those chunks of the rows that are computed together, in the order of time."""
+    size = (CPU_BLOCK if device.type == "cpu" else BLOCK) // ((rows.stop - rows.start) * s.Q * s.H * s.P)
+    size = min(max(1, size), s.chunks)
+    return [
+        Block(rows=rows, chunks=slice(first, min(first + size, s.chunks)))
+        for first in range(0, s.chunks, size)
+    ]
+
+
+def potentials(s: Shape, V: Tensor, rows: slice) -> Tensor:
+    """The potentials of the rows [chunks + 1, rows, H, N, P] in the memory of all [num_potentials]."""
+    each = s.num_potentials // s.B
+    return V[rows.start * each : rows.stop * each].view(s.chunks + 1, -1, s.H, s.N, s.P)
