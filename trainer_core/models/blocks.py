@@ -89,13 +89,18 @@ def rope_tables(max_len: int, head_dim: int, theta: float, dtype: torch.dtype) -
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def seeded(name: str, seed: int) -> torch.Generator:
+    """A generator of the CPU that depends on the seed and the name of what is drawn."""
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(key[:8], "little") >> 1)
+
+
 def init_normal(param: Tensor, name: str, seed: int, std: float) -> None:
     """Fills a parameter from N(0, std) by a generator of (seed, name); always drawn in float32 on the CPU."""
     if param.is_meta:
         return
-    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator("cpu").manual_seed(int.from_bytes(key[:8], "little") >> 1)
-    values = torch.empty(param.shape, dtype=torch.float32, device="cpu").normal_(0, std, generator=generator)
+    values = torch.empty(param.shape, dtype=torch.float32, device="cpu")
+    values.normal_(0, std, generator=seeded(name, seed))
     with torch.no_grad():
         param.copy_(values)
 

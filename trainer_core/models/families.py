@@ -26,6 +26,11 @@ _HERE = "trainer_core.models"
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "neuronspark": Family(
+            module=f"{_HERE}.neuronspark",
+            presets=f"{_HERE}.neuronspark.presets",
+            recomputation=("none", "scan", "dendritic", "hippocampal", "full"),
+        ),
         "llama": Family(
             module=f"{_HERE}.llama", presets=f"{_HERE}.llama_presets", recomputation=("none", "full")
         ),

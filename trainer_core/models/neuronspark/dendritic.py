@@ -1,0 +1,92 @@
+"""The dendritic layer: heads of neurons whose compartments leak at a learnt, token-dependent rate.
+
+    z, c, delta = W_in RMSNorm(h)          c = silu(conv(c)) -> u [heads, P], b and r [groups, N]
+    dt = softplus(delta + dt_bias)         A = -exp(A_log)
+    V_t = exp(A dt_t) V_{t-1} + dt_t u_t b_t^T     potentials of the compartments
+    s_t = V_t r_t + skip u_t                       potential of the soma
+    h <- h + W_out (release(RMSNorm(s); theta) silu(z))
+
+Shapes: B rows, T tokens, D width, E channels of the soma, H heads of P channels, N compartments, G groups.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer_core.kernels.conv import causal_conv_silu
+from trainer_core.kernels.norm import rms_norm
+from trainer_core.kernels.release import fired, norm_release_gate
+from trainer_core.kernels.scan import scan
+from trainer_core.models.blocks import Linear, RMSNorm, recomputed
+from trainer_core.models.neuronspark.config import NeuronSparkConfig
+from trainer_core.models.neuronspark.layer import Context, Note, project, wide
+
+DendriticState = tuple[Tensor, Tensor]
+"""Potentials [B, H, P, N] and the last inputs of the convolution [B, W - 1, E + 2 G N]."""
+
+
+class DendriticLayer(nn.Module):
+    """One dendritic layer."""
+
+    def __init__(self, c: NeuronSparkConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.c = c
+        E, H = c.dendritic_width, c.dendritic_heads
+        self.norm = RMSNorm(c.width, c.norm_eps, dtype)
+        self.in_proj = Linear(c.width, E + c.conv_channels + H, dtype)
+        self.conv_weight = nn.Parameter(torch.empty(c.conv_channels, c.conv_width, dtype=dtype))
+        self.dt_bias = nn.Parameter(torch.empty(H, dtype=dtype))
+        self.A_log = nn.Parameter(torch.empty(H, dtype=dtype))
+        self.skip = nn.Parameter(torch.empty(H, dtype=dtype))
+        self.soma_norm = RMSNorm(E, c.norm_eps, dtype)
+        self.theta = nn.Parameter(torch.empty(E, dtype=dtype))
+        self.out_proj = Linear(E, c.width, dtype)
+
+    def forward(self, h: Tensor, context: Context, *, ac: str = "none", note: Note | None = None) -> Tensor:
+        """The residual stream [B, T, D] after the layer; with ac "scan" the backward pass redoes the neurons."""
+        mixed = project(self.norm(h), self.in_proj)
+        if ac == "scan" and torch.is_grad_enabled():
+            o = recomputed(self._released, mixed)
+        else:
+            o = self._neurons(mixed, None, note)[0]
+        return h + project(o, self.out_proj)
+
+    def init_state(self, rows: int) -> DendriticState:
+        """The state before the first token."""
+        c, like = self.c, self.dt_bias
+        shape = (rows, c.dendritic_heads, c.dendritic_width // c.dendritic_heads, c.compartments)
+        before = self.in_proj.weight.new_zeros(rows, c.conv_width - 1, c.conv_channels)
+        return wide(like).new_zeros(shape), before
+
+    def advance(self, h: Tensor, context: Context, state: DendriticState) -> tuple[Tensor, DendriticState]:
+        """The residual stream of the next tokens, and the state after them."""
+        o, state = self._neurons(project(self.norm(h), self.in_proj), state, None)
+        return h + project(o, self.out_proj), state
+
+    def _released(self, mixed: Tensor) -> Tensor:
+        return self._neurons(mixed, None, None)[0]
+
+    def _neurons(
+        self, mixed: Tensor, state: DendriticState | None, note: Note | None
+    ) -> tuple[Tensor, DendriticState]:
+        """What the neurons release [B, T, E], from the input projection [B, T, 2 E + 2 G N + H]."""
+        c, (B, T, _) = self.c, mixed.shape
+        E, H, G, N = c.dendritic_width, c.dendritic_heads, c.synapse_groups, c.compartments
+        potentials, taken = (None, None) if state is None else state
+        z, inputs, delta = mixed.split((E, c.conv_channels, H), dim=-1)
+        mixed, taken = causal_conv_silu(inputs, self.conv_weight, taken)
+        u, b, r = mixed.split((E, G * N, G * N), dim=-1)
+        u = u.view(B, T, H, E // H)
+        dt = F.softplus(wide(delta) + self.dt_bias)
+        A = -self.A_log.exp()
+        y, potentials = scan(u, dt, A, b.view(B, T, G, N), r.view(B, T, G, N), potentials)
+        s = (y + self.skip[:, None].to(u.dtype) * u).view(B, T, E)
+        if note is not None:
+            note("dt", dt)
+            note("A", A)
+            note("fired", fired(rms_norm(s, self.soma_norm.weight, c.norm_eps), self.theta))
+        binary = c.release == "binary"
+        o = norm_release_gate(s, self.soma_norm.weight, self.theta, z, c.norm_eps, binary=binary)
+        return o, (potentials, taken)

@@ -1,0 +1,150 @@
+"""The stack of dendritic and hippocampal layers; its head is the embedding's table.
+
+Parameter names: embedding.weight, layers.i.* as the layers name them, norm.weight, and pkm_values where the
+hippocampal layers share one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer_core.engine.layout import ParamGroup
+from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
+from trainer_core.kernels.pool_read import seen_before
+from trainer_core.models.base import Model
+from trainer_core.models.blocks import Embedding, RMSNorm, recomputed, rope_tables
+from trainer_core.models.neuronspark import flops, groups
+from trainer_core.models.neuronspark.config import NeuronSparkConfig
+from trainer_core.models.neuronspark.dendritic import DendriticLayer, DendriticState
+from trainer_core.models.neuronspark.hippocampal import HippocampalLayer, HippocampalState
+from trainer_core.models.neuronspark.initialize import initialize
+from trainer_core.models.neuronspark.layer import Context, Note, project, wide
+
+LayerNote = Callable[[int, str, Tensor], None]
+"""Takes the number of a layer, and the name and value of an inner quantity of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the model knows of the tokens so far."""
+
+    ids: Tensor
+    """The tokens [B, S]."""
+    layers: tuple[DendriticState | HippocampalState, ...]
+    """The state of each layer."""
+
+
+class NeuronSpark(Model):
+    """The model."""
+
+    recomputation: ClassVar[tuple[str, ...]] = ("none", "scan", "dendritic", "hippocampal", "full")
+    config: NeuronSparkConfig
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: NeuronSparkConfig, vocab_size: int, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.embedding = Embedding(vocab_size, config.width, dtype)
+        self.layers = nn.ModuleList(
+            (HippocampalLayer if config.is_hippocampal(i) else DendriticLayer)(config, dtype)
+            for i in range(config.layers)
+        )
+        self.norm = RMSNorm(config.width, config.norm_eps, dtype)
+        self.pkm_values: nn.Parameter | None = None
+        if config.pkm_shared and config.num_hippocampal:
+            self.pkm_values = nn.Parameter(torch.empty(config.pkm_keys**2, config.pkm_value_dim, dtype=dtype))
+        cos, sin = rope_tables(config.rope_max_seq_len, config.head_dim, config.rope_theta, dtype)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        initialize(self, config, seed)
+
+    def hidden(self, ids_BT: Tensor, ac: str = "none", note: LayerNote | None = None) -> Tensor:
+        """Normalised output of the last layer [B, T, D]; `note` is called with what layers know inside."""
+        assert ac in self.recomputation, ac
+        context = self._context(ids_BT, start=0)
+        h = self._embed(ids_BT)
+        for i, layer in enumerate(self.layers):
+            watch = None if note is None else partial(note, i)
+            run = self._layer(layer, context, "scan" if ac == "scan" else "none", watch)
+            again = ac in ("full", "hippocampal" if self.config.is_hippocampal(i) else "dendritic")
+            h = recomputed(run, h) if again and torch.is_grad_enabled() else run(h)
+        out: Tensor = self.norm(h)
+        return out
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Scores of the next token [B, T, V]."""
+        return project(self.hidden(ids), self.embedding)
+
+    def loss(self, ids: Tensor, targets: Tensor, ac: str = "none") -> tuple[Tensor, Tensor]:
+        """Cross-entropy summed over the targets other than -100, and their number; ids, targets [B, T]."""
+        weight = self.embedding.weight
+        hidden = self.hidden(ids, ac).to(weight.dtype)
+        total = linear_cross_entropy(hidden.flatten(0, 1), weight, targets.flatten())
+        return total, (targets != IGNORE_INDEX).sum()
+
+    def init_state(self, rows: int) -> State:
+        """No token."""
+        ids = torch.empty(rows, 0, dtype=torch.int64, device=self.embedding.weight.device)
+        return State(ids=ids, layers=tuple(layer.init_state(rows) for layer in self.layers))
+
+    def advance(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+        """Scores [B, T, V] of the next T tokens, and the state after them."""
+        start = state.ids.shape[1]
+        known = torch.cat((state.ids, ids), 1)
+        context = self._context(known, start=start)
+        h, after = self._embed(ids), []
+        for layer, before in zip(self.layers, state.layers, strict=True):
+            values = (self.pkm_values,) if isinstance(layer, HippocampalLayer) else ()
+            h, now = layer.advance(h, context, *values, before)
+            after.append(now)
+        return project(self.norm(h), self.embedding), State(ids=known, layers=tuple(after))
+
+    def param_groups(self) -> list[ParamGroup]:
+        """embed and proj decay; conv, norm, neuron, pkm_keys and pkm_values do not."""
+        return groups.param_groups(self, self.config)
+
+    def layer_label(self, name: str) -> str:
+        """layerNN, else embed, norm or pkm_values."""
+        return groups.layer_label(name)
+
+    def flops_per_token(self, T: int) -> float:
+        """Matrices, scans and pool reads, forwards and backwards (see `flops`)."""
+        return flops.flops_per_token(self.config, self.vocab_size, T)
+
+    def recomputed_flops_per_token(self, T: int, ac: str) -> float | None:
+        """FLOPs that recomputation adds per token at row length T."""
+        return flops.recomputed_per_token(self.config, T, ac) if ac in self.recomputation else None
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """The residual stream [B, T, D] before the first layer."""
+        x: Tensor = self.embedding(ids)
+        return wide(x) if self.config.residual_fp32 else x
+
+    def _context(self, known: Tensor, *, start: int) -> Context:
+        """Of the tokens `known` [B, S] those from `start` on."""
+        S = known.shape[1]
+        assert self.config.rope_max_seq_len >= S, f"row of {S} tokens, the model takes {self.config}"
+        return Context(
+            cos=self.cos[start:S],
+            sin=self.sin[start:S],
+            ids=known[:, start:],
+            before=F.pad(known[:, :-1], (1, 0), value=-1),
+            seen=seen_before(known)[:, None, start:],
+        )
+
+    def _layer(
+        self, layer: nn.Module, context: Context, ac: str, note: Note | None
+    ) -> Callable[[Tensor], Tensor]:
+        """A layer as a function of the residual stream."""
+        if isinstance(layer, HippocampalLayer):
+            return partial(layer, context=context, values=self.pkm_values, note=note)
+        return partial(layer, context=context, ac=ac, note=note)
