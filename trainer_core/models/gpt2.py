@@ -90,7 +90,7 @@ class Projection(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], -1)
 
 
 class Attention(nn.Module):
@@ -113,8 +113,9 @@ class Attention(nn.Module):
 
     def _heads(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, H, T, d]."""
+        B, T, _ = x_BTD.shape
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x_BTD).chunk(3, -1)
+            part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.c_attn(x_BTD).chunk(3, -1)
         )
         return q, k, v
 
@@ -231,6 +232,7 @@ class GPT2(Model):
         x_BTD = self._embedded(ids, start=state[0][0].shape[-2])
         after = []
         for block, past in zip(self.h, state, strict=True):
+            assert isinstance(block, Block)
             x_BTD, past = block.advance(x_BTD, past)
             after.append(past)
         return F.linear(self.ln_f(x_BTD), self.wte.weight), after

@@ -208,6 +208,7 @@ class Llama(Model):
         x_BTD: Tensor = self.embedding(ids)
         after = []
         for block, past in zip(self.blocks, state, strict=True):
+            assert isinstance(block, Block)
             x_BTD, past = block.advance(x_BTD, cos, sin, past)
             after.append(past)
         return F.linear(self.norm(x_BTD), self.embedding.weight), after

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trainer_core.kernels.attention.block_causal import BLOCK
+from trainer_core.kernels.attention.block_causal import blocks
 from trainer_core.kernels.dropout import dropout
 
 
@@ -34,8 +34,7 @@ def causal_attention_reference(
 def _dropped(probs: Tensor, counter: Tensor, site: int, p: float) -> Tensor:
     """Probabilities [B, H, T, T] with elements dropped by blocks of queries."""
     dropped = []
-    for block, part in enumerate(probs.split(BLOCK, -2)):
-        end = min((block + 1) * BLOCK, probs.shape[-1])
-        kept = dropout(part[..., :end], counter, site + block, p)
+    for block, (start, end) in enumerate(blocks(probs.shape[-1])):
+        kept = dropout(probs[..., start:end, :end], counter, site + block, p)
         dropped.append(pad(kept, (0, probs.shape[-1] - end)))
     return torch.cat(dropped, -2)
