@@ -33,6 +33,8 @@ class Source:
     """Arguments that are multiples of 16: pointers in bytes, lengths in elements."""
     num_warps: int
     """Warps of a program."""
+    num_stages: int = 3
+    """Blocks of a loop in flight: those that are loaded ahead, and the one at work."""
 
 
 @functools.cache
@@ -44,7 +46,11 @@ def _compile(name: str, architecture: int, fusion: bool) -> Any:
     return triton.compile(
         ASTSource(source.kernel, signature, dict(source.constants), attributes),
         target=GPUTarget("cuda", architecture, 32),
-        options={"num_warps": source.num_warps, "enable_fp_fusion": fusion},
+        options={
+            "num_warps": source.num_warps,
+            "num_stages": source.num_stages,
+            "enable_fp_fusion": fusion,
+        },
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +13,10 @@ from trainer_core.kernels.pool_read import op, pool_read
 from trainer_core.kernels.pool_read import triton as launches
 from trainer_core.kernels.pool_read.reference import pool_read_reference
 
-PLAN = launches.PLANS[torch.float32]
 SMALL = launches.Plan(
-    forward=replace(PLAN.forward, M=16, N=32),
-    queries=replace(PLAN.queries, M=16, N=32),
-    events=replace(PLAN.events, M=32, N=16),
+    forward=launches.Tiles(M=16, N=32, num_warps=4, num_stages=2),
+    queries=launches.Tiles(M=16, N=32, num_warps=4, num_stages=2),
+    events=launches.Tiles(M=32, N=16, num_warps=4, num_stages=2),
 )
 """Blocks that are small enough for several in a short row, and differ in shape as those of a GPU do."""
 
@@ -38,7 +36,7 @@ SHAPES = {
 def _everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator takes the kernels here too, with small blocks; products are of float32."""
     monkeypatch.setattr(op, "has_kernel", lambda q: True)
-    monkeypatch.setattr(launches, "PLANS", dict.fromkeys(launches.DTYPES, SMALL))
+    monkeypatch.setattr(launches, "plan", lambda dtype, head_dim: SMALL)
     monkeypatch.setattr(launches, "DTYPES", dict.fromkeys(launches.DTYPES, launches.DTYPES[torch.float32]))
 
 

@@ -16,11 +16,8 @@ from trainer_core.kernels.register import differentiate, operator
 SAVE_UP_TO = 1024
 """Most events whose weights are kept for the backward pass; longer rows recompute them, and so do kernels."""
 
-KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-"""What q, k and v may be for a kernel."""
-
-KERNEL_HEAD_DIMS = (16, 32, 64, 128)
-"""What their rows may measure."""
+KERNEL_HEAD_DIMS = {torch.bfloat16: (16, 32, 64, 128), torch.float32: (16, 32, 64)}
+"""What rows of q, k and v may measure for a kernel, by dtype: wider ones in float32 find no room."""
 
 KERNEL_QUERIES = 16
 """Fewer, as in decoding, would fill no block, and batched products read the events as fast."""
@@ -29,7 +26,7 @@ KERNEL_QUERIES = 16
 def has_kernel(q: Tensor) -> bool:
     """Whether there is a kernel for such queries on their device."""
     T, d = q.shape[2:]
-    return q.is_cuda and q.dtype in KERNEL_DTYPES and d in KERNEL_HEAD_DIMS and T >= KERNEL_QUERIES
+    return q.is_cuda and d in KERNEL_HEAD_DIMS.get(q.dtype, ()) and T >= KERNEL_QUERIES
 
 
 def _fake(

@@ -47,19 +47,18 @@ class Plan:
     """Of the backward pass over events."""
 
 
-PLANS = {
-    torch.bfloat16: Plan(
+def plan(dtype: torch.dtype, head_dim: int) -> Plan:
+    """Blocks that fit a multiprocessor's registers, shared and tensor memory, for q of a dtype and width."""
+    if dtype == torch.float32:
+        blocks = Tiles(M=64, N=32, num_warps=4, num_stages=2)
+        return Plan(forward=blocks, queries=blocks, events=Tiles(M=32, N=64, num_warps=4, num_stages=2))
+    wide = Tiles(M=32, N=128, num_warps=8, num_stages=2)
+    narrow = Tiles(M=64, N=64, num_warps=4, num_stages=2)
+    return Plan(
         forward=Tiles(M=128, N=64, num_warps=8, num_stages=3),
         queries=Tiles(M=128, N=64, num_warps=8, num_stages=2),
-        events=Tiles(M=32, N=128, num_warps=8, num_stages=2),
-    ),
-    torch.float32: Plan(
-        forward=Tiles(M=64, N=32, num_warps=4, num_stages=2),
-        queries=Tiles(M=64, N=32, num_warps=4, num_stages=2),
-        events=Tiles(M=32, N=64, num_warps=4, num_stages=2),
-    ),
-}
-"""By the dtype of q, k and v; all fit a multiprocessor at the widest head."""
+        events=wide if head_dim > 64 else narrow,
+    )
 
 
 def constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, object]:
@@ -95,11 +94,11 @@ def inputs(
     return [*products, clock, log_write, ids, before, match]
 
 
-def forward_triton(read: list[Tensor], plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+def forward_triton(read: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, d] and log-sum-exp [B, H, T] of `inputs`."""
     q, k = read[:2]
     B, H, T, d = q.shape
-    tiles = (plan or PLANS[q.dtype]).forward
+    tiles = plan(q.dtype, d).forward
     out, lse = torch.empty_like(q), q.new_empty(B, H, T, dtype=torch.float32)
     grid = (triton.cdiv(T, tiles.M), B * H)
     forward_kernel[grid](*read, out, lse, 1 / math.sqrt(d), T, k.shape[2], **constants(q, k, tiles))
@@ -107,18 +106,18 @@ def forward_triton(read: list[Tensor], plan: Plan | None = None) -> tuple[Tensor
 
 
 def backward_triton(
-    read: list[Tensor], grad: Tensor, out: Tensor, lse: Tensor, plan: Plan | None = None
+    read: list[Tensor], grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, clock, log_write and match."""
     q, k, _, clock, log_write, _, _, match = read
     (B, H, T, d), (_, K, S, _) = q.shape, k.shape
-    plan, scale, grad = plan or PLANS[q.dtype], 1 / math.sqrt(d), grad.contiguous()
+    p, scale, grad = plan(q.dtype, d), 1 / math.sqrt(d), grad.contiguous()
     dq, dk, dv, dclock, dlog_write, dmatch = (torch.empty_like(x) for x in (q, k, k, clock, log_write, match))
     delta = torch.empty_like(lse)
-    queries_kernel[triton.cdiv(T, plan.queries.M), B * H](
-        *read, grad, out, lse, delta, dq, dmatch, scale, T, S, **constants(q, k, plan.queries)
+    queries_kernel[triton.cdiv(T, p.queries.M), B * H](
+        *read, grad, out, lse, delta, dq, dmatch, scale, T, S, **constants(q, k, p.queries)
     )
-    events_kernel[triton.cdiv(S, plan.events.N), B * K](
-        *read, grad, lse, delta, dk, dv, dclock, dlog_write, scale, T, S, **constants(q, k, plan.events)
+    events_kernel[triton.cdiv(S, p.events.N), B * K](
+        *read, grad, lse, delta, dk, dv, dclock, dlog_write, scale, T, S, **constants(q, k, p.events)
     )
     return dq, dk, dv, dclock, dlog_write, dmatch
