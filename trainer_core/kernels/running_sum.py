@@ -1,6 +1,6 @@
 """Running sums along the last axis, in a fixed order on every device.
 
-torch.cumsum of floats has no fixed order on a GPU and is refused by its deterministic mode; there two products
+torch.cumsum of floats has no fixed order on a GPU and its deterministic mode refuses it; there two products
 with triangles of ones do it, inside chunks and over the chunks' totals.
 """
 
@@ -21,11 +21,12 @@ def running_sum(x: Tensor) -> Tensor:
 def running_sum_by_products(x: Tensor) -> Tensor:
     """The same by matrix products, which every device does in a fixed order."""
     T = x.shape[-1]
-    chunks = F.pad(x, (0, -T % CHUNK)).unflatten(-1, (-1, CHUNK))
+    chunks = F.pad(x, (0, -T % CHUNK)).view(*x.shape[:-1], -1, CHUNK)
     inside = chunks @ _triangle(CHUNK, x)
     totals = inside[..., -1]
     before = totals @ _triangle(totals.shape[-1], x).fill_diagonal_(0)
-    return (inside + before[..., None]).flatten(-2)[..., :T]
+    out: Tensor = (inside + before[..., None]).flatten(-2)[..., :T]
+    return out
 
 
 def _triangle(n: int, like: Tensor) -> Tensor:

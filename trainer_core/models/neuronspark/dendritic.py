@@ -44,10 +44,10 @@ class DendriticLayer(nn.Module):
         self.theta = nn.Parameter(torch.empty(E, dtype=dtype))
         self.out_proj = Linear(E, c.width, dtype)
 
-    def forward(self, h: Tensor, context: Context, *, ac: str = "none", note: Note | None = None) -> Tensor:
-        """The residual stream [B, T, D] after the layer; with ac "scan" the backward pass redoes the neurons."""
+    def forward(self, h: Tensor, context: Context, *, redo: bool = False, note: Note | None = None) -> Tensor:
+        """The residual stream [B, T, D] after it; with `redo` the backward pass runs the neurons again."""
         mixed = project(self.norm(h), self.in_proj)
-        if ac == "scan" and torch.is_grad_enabled():
+        if redo and torch.is_grad_enabled():
             o = recomputed(self._released, mixed)
         else:
             o = self._neurons(mixed, None, note)[0]
@@ -75,9 +75,9 @@ class DendriticLayer(nn.Module):
         c, (B, T, _) = self.c, mixed.shape
         E, H, G, N = c.dendritic_width, c.dendritic_heads, c.synapse_groups, c.compartments
         potentials, taken = (None, None) if state is None else state
-        z, inputs, delta = mixed.split((E, c.conv_channels, H), dim=-1)
+        z, inputs, delta = torch.split(mixed, [E, c.conv_channels, H], dim=-1)
         mixed, taken = causal_conv_silu(inputs, self.conv_weight, taken)
-        u, b, r = mixed.split((E, G * N, G * N), dim=-1)
+        u, b, r = torch.split(mixed, [E, G * N, G * N], dim=-1)
         u = u.view(B, T, H, E // H)
         dt = F.softplus(wide(delta) + self.dt_bias)
         A = -self.A_log.exp()

@@ -1,8 +1,8 @@
 """FLOPs of a NeuronSpark per token: what its sums need, with no credit for how kernels do them.
 
-A matrix costs 2 per parameter forwards; a pool read 2 D T where half of the events lie ahead (4 D T / 2); a
-scan five per compartment, three to decay and write it and two to read it; a lookup of k slots 2 k dv per head,
-and its comparisons are those of the sub-keys, a matrix. Backwards costs twice as much as forwards.
+A matrix costs 2 per parameter forwards; a pool read 2 D T, since half of the events lie ahead (4 D T / 2); a
+scan five per compartment, three to decay and write it and two to read it; a lookup of k slots 2 k dv per
+head, and its comparisons are those of the sub-keys, a matrix. Backwards costs twice as much as forwards.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Memory(nn.Module):
 
 
 def _cosine(r: Tensor, v: Tensor) -> Tensor:
-    """Cosine [B, H, T] of what each query head recalls, r [B, H, T, d], and its present value, v [B, K, T, d]."""
+    """Cosine [B, H, T] of what query heads recall, r [B, H, T, d], and the present value, v [B, K, T, d]."""
     B, H, T, d = r.shape
     recalled, present = wide(r).view(B, v.shape[1], -1, T, d), wide(v)[:, :, None]
     dots = (recalled * present).sum(-1)
@@ -153,12 +153,9 @@ class HippocampalLayer(nn.Module):
         if not c.pkm_shared:
             self.pkm_values = nn.Parameter(torch.empty(c.pkm_keys**2, c.pkm_value_dim, dtype=dtype))
 
-    def forward(
-        self, h: Tensor, context: Context, values: Tensor | None, *, note: Note | None = None
-    ) -> Tensor:
-        """The residual stream [B, T, D] after the layer; `values` is the table where all layers share one."""
-        table = self.pkm_values if values is None else values
-        h = h + self.memory(h, context, table, None, note)[0]
+    def forward(self, h: Tensor, context: Context, *, redo: bool = False, note: Note | None = None) -> Tensor:
+        """The residual stream [B, T, D] after it; its scan is too small to be worth running again."""
+        h = h + self.memory(h, context, self._values(context), None, note)[0]
         out: Tensor = self.feed_forward(h, note)
         return out
 
@@ -175,9 +172,12 @@ class HippocampalLayer(nn.Module):
         return memory.trace.init_state(rows), pool
 
     def advance(
-        self, h: Tensor, context: Context, values: Tensor | None, state: HippocampalState
+        self, h: Tensor, context: Context, state: HippocampalState
     ) -> tuple[Tensor, HippocampalState]:
         """The residual stream of the next tokens, and the state after them."""
-        table = self.pkm_values if values is None else values
-        added, state = self.memory(h, context, table, state, None)
+        added, state = self.memory(h, context, self._values(context), state, None)
         return self.feed_forward(h + added), state
+
+    def _values(self, context: Context) -> Tensor:
+        """The table of values: the layer's own where it has one."""
+        return self.pkm_values if context.values is None else context.values

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer_core.models.blocks import Linear
+from trainer_core.models.blocks import Embedding, Linear
 
 Note = Callable[[str, Tensor], None]
 """Takes the name and value of an inner quantity of a layer."""
@@ -29,9 +30,29 @@ class Context:
     """The token before each event [B, S], -1 for none."""
     seen: Tensor
     """Whether a token occurred earlier in its row [B, 1, T], bool."""
+    values: Tensor | None
+    """The table of values [n n, dv] where all layers share one."""
 
 
-def project(x: Tensor, linear: Linear) -> Tensor:
+class Layer(Protocol):
+    """A layer of either kind; h is the residual stream [B, T, D]."""
+
+    def __call__(
+        self, h: Tensor, context: Context, *, redo: bool = False, note: Note | None = None
+    ) -> Tensor:
+        """The residual stream after it; with `redo` the backward pass runs its neurons again."""
+        ...
+
+    def init_state(self, rows: int) -> Any:
+        """The state before the first token."""
+        ...
+
+    def advance(self, h: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
+        """The residual stream of the next tokens, and the state after them."""
+        ...
+
+
+def project(x: Tensor, linear: Linear | Embedding) -> Tensor:
     """x weight^T in the dtype of the weight, which may be narrower than the residual stream."""
     return F.linear(x.to(linear.weight.dtype), linear.weight)
 

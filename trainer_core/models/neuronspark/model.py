@@ -6,10 +6,10 @@ hippocampal layers share one table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from trainer_core.models.neuronspark.config import NeuronSparkConfig
 from trainer_core.models.neuronspark.dendritic import DendriticLayer, DendriticState
 from trainer_core.models.neuronspark.hippocampal import HippocampalLayer, HippocampalState
 from trainer_core.models.neuronspark.initialize import initialize
-from trainer_core.models.neuronspark.layer import Context, Note, project, wide
+from trainer_core.models.neuronspark.layer import Context, Layer, project, wide
 
 LayerNote = Callable[[int, str, Tensor], None]
 """Takes the number of a layer, and the name and value of an inner quantity of it."""
@@ -72,9 +72,9 @@ class NeuronSpark(Model):
         assert ac in self.recomputation, ac
         context = self._context(ids_BT, start=0)
         h = self._embed(ids_BT)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self._stack):
             watch = None if note is None else partial(note, i)
-            run = self._layer(layer, context, "scan" if ac == "scan" else "none", watch)
+            run = partial(layer, context=context, redo=ac == "scan", note=watch)
             again = ac in ("full", "hippocampal" if self.config.is_hippocampal(i) else "dendritic")
             h = recomputed(run, h) if again and torch.is_grad_enabled() else run(h)
         out: Tensor = self.norm(h)
@@ -94,7 +94,7 @@ class NeuronSpark(Model):
     def init_state(self, rows: int) -> State:
         """No token."""
         ids = torch.empty(rows, 0, dtype=torch.int64, device=self.embedding.weight.device)
-        return State(ids=ids, layers=tuple(layer.init_state(rows) for layer in self.layers))
+        return State(ids=ids, layers=tuple(layer.init_state(rows) for layer in self._stack))
 
     def advance(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """Scores [B, T, V] of the next T tokens, and the state after them."""
@@ -102,9 +102,8 @@ class NeuronSpark(Model):
         known = torch.cat((state.ids, ids), 1)
         context = self._context(known, start=start)
         h, after = self._embed(ids), []
-        for layer, before in zip(self.layers, state.layers, strict=True):
-            values = (self.pkm_values,) if isinstance(layer, HippocampalLayer) else ()
-            h, now = layer.advance(h, context, *values, before)
+        for layer, before in zip(self._stack, state.layers, strict=True):
+            h, now = layer.advance(h, context, before)
             after.append(now)
         return project(self.norm(h), self.embedding), State(ids=known, layers=tuple(after))
 
@@ -124,6 +123,11 @@ class NeuronSpark(Model):
         """FLOPs that recomputation adds per token at row length T."""
         return flops.recomputed_per_token(self.config, T, ac) if ac in self.recomputation else None
 
+    @property
+    def _stack(self) -> Sequence[Layer]:
+        """The layers, from the first to the last."""
+        return cast("Sequence[Layer]", self.layers)
+
     def _embed(self, ids: Tensor) -> Tensor:
         """The residual stream [B, T, D] before the first layer."""
         x: Tensor = self.embedding(ids)
@@ -139,12 +143,5 @@ class NeuronSpark(Model):
             ids=known[:, start:],
             before=F.pad(known[:, :-1], (1, 0), value=-1),
             seen=seen_before(known)[:, None, start:],
+            values=self.pkm_values,
         )
-
-    def _layer(
-        self, layer: nn.Module, context: Context, ac: str, note: Note | None
-    ) -> Callable[[Tensor], Tensor]:
-        """A layer as a function of the residual stream."""
-        if isinstance(layer, HippocampalLayer):
-            return partial(layer, context=context, values=self.pkm_values, note=note)
-        return partial(layer, context=context, ac=ac, note=note)

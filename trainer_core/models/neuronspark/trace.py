@@ -31,7 +31,9 @@ class Trace(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None, note: Note | None = None) -> tuple[Tensor, Tensor]:
         """The trace [B, T, heads x channels] of x [B, T, D] and its last value [B, heads, channels, 1]."""
         B, T, _ = x.shape
-        mixed, delta = project(x, self.trace_proj).split((self.heads * self.channels, self.heads), dim=-1)
+        mixed, delta = torch.split(
+            project(x, self.trace_proj), [self.heads * self.channels, self.heads], dim=-1
+        )
         dt = F.softplus(wide(delta) + self.tr_dt_bias)
         rate = self.tr_A_log.exp()
         if note is not None:
