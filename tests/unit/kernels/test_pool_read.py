@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tests.kernels.pools import GRADIENTS, Pool, pool
 from trainer_core.engine.backends.guard import CaptureGuard
+from trainer_core.kernels.cost import Cost
 from trainer_core.kernels.pool_read import blocks, op, pool_read, pool_weights, seen_before
+from trainer_core.kernels.pool_read.cost import pool_read_cost
 from trainer_core.kernels.pool_read.reference import pool_read_reference, pool_weights_reference
 
 Q = blocks.BLOCK
@@ -211,3 +213,21 @@ def test_seen_before_equals_a_loop() -> None:
     wanted = [[row[t] in row[:t] for t in range(31)] for row in ids.tolist()]
     assert seen_before(ids).tolist() == wanted
     assert seen_before(ids[:, :1]).tolist() == [[False]] * 3
+
+
+def test_the_cost_is_that_of_the_tensors() -> None:
+    T, S, H, K, d = 5, 9, 4, 2, 8
+    p = pool(T, S, H, K, d=d, dtype=torch.float32).to(torch.bfloat16, ("q", "k", "v"))
+    cost = pool_read_cost(rows=2, queries=T, events=S, heads=H, key_heads=K, head_dim=d, element_bytes=2)
+    read = sum(x.numel() * (2 if x.dtype == torch.bfloat16 else 4) for x in p.tensors.values())
+    of = {name: x.numel() * x.element_size() for name, x in p.tensors.items()}
+    per_query = of["match"]
+    assert cost["forward"].bytes == read + of["q"] + per_query
+    assert cost["queries"].bytes == read + 3 * of["q"] + 3 * per_query
+    made = of["k"] + of["v"] + of["clock"] + of["log_write"]
+    assert cost["events"].bytes == read + of["q"] + 2 * per_query + made
+    visible = 2 * H * sum(s <= S - T + t for t in range(T) for s in range(S))
+    assert [cost[name].flops for name in ("forward", "queries", "events")] == [
+        products * 2 * d * visible for products in (2, 3, 4)
+    ]
+    assert Cost(flops=6.0, bytes=8.0).seconds(flops_per_second=3, bytes_per_second=2) == 4.0
