@@ -3,8 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer_core.kernels.scan import scan
+from trainer_core.engine.backends.guard import CaptureGuard
+from trainer_core.kernels.scan import chunked, layout, scan
+from trainer_core.kernels.scan.cost import BACKWARD, dense_flops, kernel_costs, shape, totals
+from trainer_core.kernels.scan.layout import Shape, chunk_length
 from trainer_core.kernels.scan.reference import scan_reference
 
 SHAPES = {
@@ -34,7 +38,7 @@ def inputs(shape: tuple[int, ...], *, state: bool = True, seed: int = 0) -> list
 
 
 def run(fn, held: list[Tensor], **options: int) -> list[Tensor]:
-    """y, the last potentials and every gradient, for gradients of both results that are the same each time."""
+    """y, the last potentials and every gradient, for fixed gradients of both results."""
     held = [x.detach().requires_grad_() for x in held]
     out = fn(*held, **options)
     g = torch.Generator().manual_seed(7)
@@ -44,15 +48,179 @@ def run(fn, held: list[Tensor], **options: int) -> list[Tensor]:
 
 def off(got: Tensor, wanted: Tensor) -> float:
     """The largest error relative to the largest value."""
-    return ((got.double() - wanted.double()).abs().max() / wanted.abs().max().double()).item()
+    largest = wanted.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
+    return ((got.double() - wanted.double()).abs().max() / largest.double()).item()
+
+
+def compare(held: list[Tensor], value: float = 1e-13, gradient: float = 1e-12, **options: int) -> None:
+    twin = run(scan_reference, [x.double() for x in held])
+    for i, (got, wanted) in enumerate(zip(run(scan, held, **options), twin, strict=True)):
+        assert off(got, wanted) < (value if i < 2 else gradient), i
 
 
 @pytest.mark.parametrize("chunk", [None, 4, 32])
 @pytest.mark.parametrize("state", [True, False], ids=["from a state", "from rest"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_the_recurrence(shape: str, state: bool, chunk: int | None) -> None:
-    held = inputs(SHAPES[shape], state=state)
-    for i, (got, wanted) in enumerate(
-        zip(run(scan, held, chunk=chunk), run(scan_reference, held), strict=True)
-    ):
-        assert off(got, wanted) < (1e-13 if i < 2 else 1e-12), i
+    compare(inputs(SHAPES[shape], state=state), chunk=chunk)
+
+
+@pytest.mark.parametrize("size", [1, 200, 1 << 12], ids=["a chunk", "some chunks", "some rows"])
+def test_blocks_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "CPU_BLOCK", size)
+    compare(inputs((3, 85, 6, 4, 2, 3)))
+
+
+@pytest.mark.parametrize("rate", [-1e-6, -50.0, -700.0])
+def test_any_decay(rate: float) -> None:
+    """Also that of A, which is a sum of nothing but what a fast decay leaves."""
+    held = inputs(SHAPES["many chunks"])
+    held[1], held[2] = 0.5 + held[1], torch.full_like(held[2], rate)
+    compare(held)
+    assert all(x.isfinite().all() for x in run(scan, [x.float() for x in held]))
+
+
+def test_a_flush_among_slow_tokens() -> None:
+    """A sum over a chunk would drown the slow ones in the fast one."""
+    held = [x.float() for x in inputs(SHAPES["one chunk"])]
+    held[1].fill_(1e-3)[:, 5] = 1e6
+    held[2].fill_(-1.0)
+    compare(held, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e15, 1e-15, 1e-42], ids=["large", "tiny", "denormal"])
+def test_values_of_any_size(scale: float) -> None:
+    held = inputs(SHAPES["one token more"])
+    held[0], held[5] = held[0] * scale, held[5] * scale
+    held = [x.float() for x in held]
+    bar = 1e-6 if scale > 1e-30 else 0.1
+    compare(held, bar, bar)
+
+
+def test_float32_and_bfloat16() -> None:
+    held = [x.float() for x in inputs(SHAPES["many chunks"])]
+    compare(held, 1e-6, 1e-5)
+    narrow = [x.bfloat16() if i in (0, 3, 4) else x for i, x in enumerate(held)]
+    wide = [x.float() for x in narrow]
+    got, wanted = run(scan, narrow), run(scan, wide)
+    assert torch.equal(got[0], wanted[0].bfloat16()) and torch.equal(got[1], wanted[1])
+    assert [x.dtype for x in got[2:]] == [x.dtype for x in narrow]
+    assert all(off(x, y) < 2**-7 for x, y in zip(got[2:], wanted[2:], strict=True))
+
+
+def test_what_comes_later_changes_no_bit() -> None:
+    held = [x.float() for x in inputs((2, 50, 4, 4, 2, 3))]
+    y = scan(*held)[0]
+    for t in (1, 15, 16, 17, 40):
+        later = [x.clone() for x in held]
+        for x in (later[0], later[1], later[3], later[4]):
+            x[:, t:] = x[:, t:] * 3 + 1
+        changed = scan(*later)[0]
+        assert torch.equal(changed[:, :t], y[:, :t]) and not torch.equal(changed[:, t:], y[:, t:])
+
+
+def test_rows_in_parts_carry_the_potentials() -> None:
+    u, dt, A, b, r, state = inputs((2, 40, 4, 4, 2, 3))
+    y, last = scan(u, dt, A, b, r, state)
+    got = []
+    for part in (slice(0, 1), slice(1, 22), slice(22, 40)):
+        out, state = scan(u[:, part], dt[:, part], A, b[:, part], r[:, part], state)
+        got.append(out)
+    assert off(torch.cat(got, 1), y) < 1e-14 and off(state, last) < 1e-14
+
+
+def test_two_backward_passes_give_equal_bits() -> None:
+    held = [x.float() for x in inputs(SHAPES["many chunks"])]
+    assert all(torch.equal(x, y) for x, y in zip(run(scan, held), run(scan, held), strict=True))
+
+
+def test_gradients_of_one_result_alone() -> None:
+    held = [x.requires_grad_() for x in inputs(SHAPES["one token more"])]
+    for i in (0, 1):
+        got = torch.autograd.grad(scan(*held)[i].sum(), held)
+        wanted = torch.autograd.grad(scan_reference(*held)[i].sum(), held, materialize_grads=True)
+        assert all(off(x, y) < 1e-12 for x, y in zip(got, wanted, strict=True))
+
+
+def test_inputs_in_any_memory_order() -> None:
+    held = inputs(SHAPES["one token more"])
+    turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in held]
+    assert all(torch.equal(x, y) for x, y in zip(run(scan, held), run(scan, turned), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_meta_tensors_trace_both_passes(dtype: torch.dtype) -> None:
+    """Results have the shapes and types of a CPU's, and nothing is made elsewhere or read on the host."""
+    with torch.device("meta"):
+        u, b, r = (
+            torch.empty(size, dtype=dtype) for size in ((2, 300, 4, 8), (2, 300, 1, 16), (2, 300, 1, 16))
+        )
+        dt, A, state = torch.empty(2, 300, 4), torch.empty(4), torch.empty(2, 4, 8, 16)
+    held = [x.requires_grad_() for x in (u, dt, A, b, r, state)]
+    guard = CaptureGuard("scan", constants=held)
+    with guard:
+        y, last = scan(*held)
+        gradients = torch.autograd.grad((y, last), held, (torch.empty_like(y), torch.empty_like(last)))
+    assert not guard.problems and len(guard.calls) > 50
+    assert (y.shape, y.dtype, last.shape, last.dtype) == (u.shape, dtype, state.shape, torch.float32)
+    for x, gradient in zip(held, gradients, strict=True):
+        assert (gradient.shape, gradient.dtype, gradient.stride()) == (x.shape, x.dtype, x.stride())
+
+
+def test_the_operators_are_sound() -> None:
+    """Schema, fakes and autograd, by torch's own checks."""
+    held = [x.requires_grad_() for x in inputs((1, 18, 2, 2, 1, 3))]
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    for args in ((*held, 16), (*held[:5], None, 8)):
+        torch.library.opcheck(torch.ops.nstrain.scan.default, args, test_utils=checks)
+
+
+def test_lengths_of_chunks() -> None:
+    def length(T: int, dtype: torch.dtype, device: str, wanted: int | None = None) -> int:
+        return chunk_length(torch.empty(1, T, 1, 1, dtype=dtype, device=device), wanted)
+
+    assert [length(T, torch.float32, "cpu") for T in (1, 7, 300)] == [1, 7, 16]
+    assert [length(T, torch.bfloat16, "meta") for T in (1, 17, 100, 300)] == [16, 32, 128, 128]
+    assert length(300, torch.float32, "meta") == 64 and length(300, torch.float32, "meta", 20) == 32
+    assert length(300, torch.float32, "cpu", 20) == 20
+
+
+class _Products(TorchDispatchMode):
+    """Counts the operations of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name
+        assert name in ("aten::mm", "aten::bmm", "aten::baddbmm_") or "mm" not in name.split("::")[1], name
+        if "mm" in name:
+            left, right = [x for x in args if isinstance(x, Tensor)][-2:]
+            self.flops += 2 * left.numel() * right.shape[-1]
+        return func(*args, **kwargs or {})
+
+
+def test_operations_are_those_of_the_formula() -> None:
+    u, dt, A, b, r, state = inputs((2, 40, 4, 4, 2, 3))
+    s = Shape.of(u, b, 16)
+    assert s == shape(2, 40, 4, 4, 2, 3, 16)
+    with _Products() as counted:
+        V = chunked.forward(s, u, dt, A, b, r, state)[2]
+        forward = counted.flops
+        chunked.backward(s, u, None, u, dt, A, b, r, V)
+    assert (forward, counted.flops - forward) == dense_flops(s)
+
+
+def test_the_cost_of_the_kernels() -> None:
+    s = shape(8, 4096, 64, 64, 1, 128, 128)
+    costs = kernel_costs(s, 2)
+    u, shared, V = 8 * 4096 * 64 * 64 * 2, 8 * 4096 * 128 * 2, 32 * 8 * 64 * 64 * 128 * 4
+    line = 8 * 4096 * 64 * 4
+    assert costs["scan"].bytes == 2 * u + 2 * shared + 2 * line + V
+    assert costs["scan"].flops == 2 * 8 * 4096 * 64 * (128 * 128 + 128 * 64 + 128 * 64)
+    assert kernel_costs(s, 4)["scan"].bytes - costs["scan"].bytes == 2 * u + 2 * shared
+    forward, backward = totals(s, 2)
+    assert forward.bytes + backward.bytes == sum(c.bytes for c in costs.values()) + costs["cumsum"].bytes
+    assert forward.flops + backward.flops == sum(c.flops for c in costs.values())
+    assert backward.flops == sum(costs[name].flops for name in BACKWARD) > 2 * forward.flops

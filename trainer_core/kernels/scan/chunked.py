@@ -223,7 +223,7 @@ def _backward_block(
 
 
 def _spread(by_group: Tensor, d_product: Tensor, by_head: Tensor, d_exponents: Tensor) -> Tensor:
-    """The gradients of `_by_head(by_group, by_head)`: of the first factor, and of the exponent of the second."""
+    """Gradients of `_by_head(by_group, by_head)`: of the first factor, and of the exponent of the second."""
     d = d_product.view(*by_head.shape[:4], -1).mul_(by_head)
     d = d.view(by_group.shape[0], -1, *by_group.shape[1:])
     d_exponents.copy_((d * by_group[:, None]).sum(-1).view(d_exponents.shape))
