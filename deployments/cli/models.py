@@ -54,4 +54,4 @@ def _lines(row: dict[str, Any]) -> list[str]:
         f"{flops:.3e}",
     )
     groups = ", ".join(f"{name} {count:,}" for name, count in row["groups"].items())
-    return [first, f"    {groups}; ac {', '.join(row['recomputation'])}"]
+    return [first, f"    {groups}", f"    ac {', '.join(row['recomputation'])}"]
