@@ -13,3 +13,12 @@ def to_bfloat16(x: tl.tensor) -> tl.tensor:
     bits = x.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(x == x, rounded, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@kernel()
+def as_stored(value: tl.tensor, pointer: tl.tensor) -> tl.tensor:
+    """A float32 value in the type, float32 or bfloat16, that the pointer points to."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        return to_bfloat16(value)
+    else:
+        return value
