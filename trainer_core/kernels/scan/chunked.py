@@ -74,7 +74,7 @@ def _pieces(s: Shape, block: Block, ones: Tensor, inputs: tuple[Tensor, ...], A:
     outer, Q = steps.shape[:3], s.Q
     steps = steps.contiguous()
     decays = torch.mm((steps * A[:, None]).view(-1, Q), ones).exp_().view(*outer, -1)
-    between = decays[..., : Q * Q].unflatten(-1, (Q, Q))
+    between = decays[..., : Q * Q].view(*outer, Q, Q)
     until, beyond = decays[..., Q * Q : -Q, None], decays[..., -Q:, None]
     b, r = (x.to(decays.dtype).reshape(-1, Q, s.N) for x in (b, r))
     products = torch.bmm(r, b.transpose(1, 2)).tril_()
@@ -208,7 +208,7 @@ def _backward_block(
     torch.mul(
         d_weights,
         p.products[:, None],
-        out=d_exponents[..., : Q * Q].unflatten(-1, (Q, Q)).view(d_weights.shape),
+        out=d_exponents[..., : Q * Q].view(d_weights.shape),
     )
     d_products = d_weights.sum(1).tril_()
     out.r.copy_(d_r.baddbmm_(d_products, p.b).view(out.r.shape))
