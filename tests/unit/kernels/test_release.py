@@ -198,3 +198,11 @@ def test_extremes_stay_finite() -> None:
         results = _gradients(lambda *a, b=binary: norm_release_gate(*a, 1e-5, binary=b), leaves)
         assert all(result.isfinite().all() for result in results)
         assert not norm_release_gate(torch.zeros(2, 8), torch.ones(8), theta, wide.repeat(2, 1), 1e-5).any()
+
+
+def test_what_is_not_a_number_stays_visible() -> None:
+    x, theta = torch.tensor([[torch.nan, 1.0]]), torch.full((2,), 0.25)
+    for two_sided in (False, True):
+        assert release(x, theta, two_sided=two_sided).isnan().tolist() == [[True, False]]
+    assert release_product(x, x + 1, theta, theta).isnan().tolist() == [[True, False]]
+    assert norm_release_gate(x, theta, theta, torch.ones(1, 2), 1e-5).isnan().all()

@@ -18,6 +18,7 @@ from trainer_core.kernels.release.parts import (
     binary_gradients,
     graded_gradients,
     keeps,
+    launchable,
     like,
     nothing,
     theta_gradient,
@@ -51,6 +52,11 @@ def _gate(
     s: Tensor, gain: Tensor, theta: Tensor, z: Tensor, eps: float, binary: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The result, the norm's scale [n, 1] and, if they are kept, what was released and sigmoid(z)."""
+    if launchable(s, gain, theta, z):
+        from trainer_core.kernels.release.launch import gate_triton
+
+        plain, scale = gate_triton(as_rows(s), gain, theta, as_rows(z), eps, binary=binary)
+        return plain.view(z.shape), scale, nothing(scale), nothing(scale)
     rows = wide(as_rows(s))
     dtype = rows.dtype
     g, t, gate = gain.to(dtype), theta.abs().to(dtype), as_rows(z).to(dtype)
@@ -94,6 +100,13 @@ def _gate_backward(
     binary: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of s, gain, theta and z; `out` is read where released and sigmoid were kept, else empty."""
+    if launchable(grad, s, gain, theta, z):
+        from trainer_core.kernels.release.launch import gate_backward_triton
+
+        d_s, d_gain, d_t, d_z = gate_backward_triton(
+            as_rows(grad), as_rows(s), gain, theta, as_rows(z), scale, binary=binary
+        )
+        return d_s.view(s.shape), d_gain.to(gain.dtype), theta_gradient(d_t, theta), d_z.view(z.shape)
     rows, dtype = wide(as_rows(s)), scale.dtype
     pull, width = as_rows(grad).to(dtype), rows.shape[-1]
     g, t, gate = gain.to(dtype), theta.abs().to(dtype), as_rows(z).to(dtype)

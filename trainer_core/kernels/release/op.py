@@ -15,6 +15,7 @@ from trainer_core.kernels.release.parts import (
     as_rows,
     binary_gradients,
     graded_gradients,
+    launchable,
     like,
     theta_gradient,
     values,
@@ -28,6 +29,11 @@ def _fake_release(x: Tensor, theta: Tensor, two_sided: bool, binary: bool) -> Te
 
 @operator("release", fake=_fake_release)
 def _release(x: Tensor, theta: Tensor, two_sided: bool, binary: bool) -> Tensor:
+    if launchable(x, theta):
+        from trainer_core.kernels.release.launch import release_triton
+
+        plain = release_triton(as_rows(x), theta, None, None, two_sided=two_sided, binary=binary)
+        return plain.view(x.shape)
     rows = wide(as_rows(x))
     return values(rows, theta.abs().to(rows.dtype), two_sided, binary).to(x.dtype).view(x.shape)
 
@@ -42,7 +48,20 @@ def _fake_release_backward(
 def _release_backward(
     grad: Tensor, kept: Tensor, theta: Tensor, two_sided: bool, binary: bool
 ) -> tuple[Tensor, Tensor]:
-    """`kept` is what was released, or x of a binary release, whose gradient is that of the surrogate."""
+    """`kept` is x of a binary release and what a graded one gave: its sign says where x passed theta."""
+    if launchable(grad, kept, theta):
+        from trainer_core.kernels.release.launch import release_backward_triton
+
+        d_x, d_t = release_backward_triton(
+            as_rows(grad),
+            as_rows(kept),
+            theta if binary else torch.zeros_like(theta),
+            None,
+            None,
+            two_sided=two_sided,
+            binary=binary,
+        )
+        return d_x.view(grad.shape), theta_gradient(d_t, theta)
     rows, g = wide(as_rows(kept)), wide(as_rows(grad))
     if binary:
         d_x, d_t = binary_gradients(g, rows, theta.abs().to(rows.dtype), two_sided)

@@ -85,3 +85,9 @@ def keeps(*tensors: Tensor) -> bool:
     if not torch.is_grad_enabled():
         return False
     return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
+
+
+def launchable(*tensors: Tensor) -> bool:
+    """Whether our kernels for a GPU take these."""
+    kinds = (torch.float32, torch.bfloat16)
+    return all(t.device.type == "cuda" and t.dtype in kinds for t in tensors)

@@ -17,6 +17,7 @@ from trainer_core.kernels.release.parts import (
     binary_gradients,
     graded_gradients,
     keeps,
+    launchable,
     like,
     nothing,
     theta_gradient,
@@ -37,6 +38,11 @@ def _product(
     g: Tensor, u: Tensor, theta_g: Tensor, theta_u: Tensor, binary: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and, if they are kept, its two factors."""
+    if launchable(g, u, theta_g, theta_u):
+        from trainer_core.kernels.release.launch import release_triton
+
+        plain = release_triton(as_rows(g), theta_g, as_rows(u), theta_u, two_sided=False, binary=binary)
+        return plain.view(g.shape), nothing(as_rows(g)), nothing(as_rows(u))
     wide_g, wide_u = wide(as_rows(g)), wide(as_rows(u))
     a = values(wide_g, theta_g.abs().to(wide_g.dtype), False, binary)
     b = values(wide_u, theta_u.abs().to(wide_u.dtype), False, binary)
@@ -56,6 +62,18 @@ def _product_backward(
     grad: Tensor, g: Tensor, u: Tensor, theta_g: Tensor, theta_u: Tensor, binary: bool, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of all four; if `kept`, g and u are what was released."""
+    if launchable(grad, g, u, theta_g, theta_u):
+        from trainer_core.kernels.release.launch import release_backward_triton
+
+        d_g, d_t_g, d_u, d_t_u = release_backward_triton(
+            as_rows(grad), as_rows(g), theta_g, as_rows(u), theta_u, two_sided=False, binary=binary
+        )
+        return (
+            d_g.view(grad.shape),
+            d_u.view(grad.shape),
+            theta_gradient(d_t_g, theta_g),
+            theta_gradient(d_t_u, theta_u),
+        )
     pull, wide_g, wide_u = wide(as_rows(grad)), wide(as_rows(g)), wide(as_rows(u))
     t_g, t_u = theta_g.abs().to(wide_g.dtype), theta_u.abs().to(wide_u.dtype)
     a = wide_g if kept else values(wide_g, t_g, False, binary)
