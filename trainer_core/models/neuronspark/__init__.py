@@ -1,6 +1,6 @@
 """NeuronSpark: a spiking selective state space model whose every fourth layer remembers single events.
 
-Files: `config` its shape, `dendritic` and `hippocampal` the two layers; of the second, `trace` is the slow
+Files: `config` its shape, `dendritic` and `hippocampal` the two layers; of the second, `leaky_trace` is the slow
 context that steers it, `product_keys` the table it knows by heart, `feed_forward` its neurons; `initialize`
 first values by name, `groups` the optimizer's view, `flops` its cost, `model` the stack.
 

@@ -28,8 +28,8 @@ from trainer_core.models.blocks import Linear, RMSNorm
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
 from trainer_core.models.neuronspark.feed_forward import FeedForward
 from trainer_core.models.neuronspark.layer import Context, Note, project, wide
+from trainer_core.models.neuronspark.leaky_trace import Trace
 from trainer_core.models.neuronspark.product_keys import ProductKeys
-from trainer_core.models.neuronspark.trace import Trace
 
 LEAST_WRITE = 1e-6
 """Added to a write tag before its logarithm: what is not written can hardly be read."""
