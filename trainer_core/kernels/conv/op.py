@@ -22,6 +22,13 @@ def _wide(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def _launchable(width: int, *tensors: Tensor | None) -> bool:
+    """Whether our kernels for a GPU take these."""
+    kinds = (torch.float32, torch.bfloat16)
+    given = [t for t in tensors if t is not None]
+    return width == 4 and all(t.device.type == "cuda" and t.dtype in kinds for t in given)
+
+
 def _convolve(x: Tensor, taps: Tensor, state: Tensor | None) -> Tensor:
     """y [B, T, C]; one pass for each of the rows of `taps` [W, C]."""
     T, last = x.shape[1], taps.shape[0] - 1
@@ -53,9 +60,13 @@ def _fake(x: Tensor, taps: Tensor, state: Tensor | None, keep: bool) -> tuple[Te
 @operator("causal_conv_silu", fake=_fake)
 def _conv(x: Tensor, taps: Tensor, state: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The result, the new state and, if it is kept, the sigmoid."""
+    after = _new_state(x, taps.shape[1], state)
+    if _launchable(taps.shape[1], x, taps, state):
+        from trainer_core.kernels.conv.triton import conv_triton
+
+        return conv_triton(x, taps, state), after, x.new_empty(0, dtype=torch.float32)
     wide = _wide(x)
     y = _convolve(wide, taps.to(wide.dtype).t().contiguous(), None if state is None else state.to(wide.dtype))
-    after = _new_state(x, taps.shape[1], state)
     if not keep:
         return F.silu(y, inplace=True).to(x.dtype).contiguous(), after, wide.new_empty(0)
     sigmoid = torch.sigmoid(y)
@@ -112,6 +123,11 @@ def _conv_backward(
     grad: Tensor, x: Tensor, taps: Tensor, state: Tensor | None, out: Tensor, sigmoid: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, taps and state (of no tokens without one); `out` is read if `sigmoid` was kept."""
+    if _launchable(taps.shape[1], grad, x, taps, state):
+        from trainer_core.kernels.conv.triton import conv_backward_triton
+
+        d_x, d_taps, d_state = conv_backward_triton(grad, x, taps, state)
+        return d_x, d_taps.to(taps.dtype), d_state
     wide = _wide(x)
     columns = taps.to(wide.dtype).t().contiguous()
     before = None if state is None else state.to(wide.dtype)
