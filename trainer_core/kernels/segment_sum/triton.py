@@ -114,7 +114,8 @@ def parts_kernel(
 
 def chunk_size(n: int) -> int:
     """Sorted rows of a chunk when there are n."""
-    return max(MIN_CHUNK, triton.next_power_of_2(triton.cdiv(n, MAX_CHUNKS)))
+    least: int = triton.next_power_of_2(triton.cdiv(n, MAX_CHUNKS))
+    return max(MIN_CHUNK, least)
 
 
 def add_segments_triton(
