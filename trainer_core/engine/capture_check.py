@@ -55,15 +55,16 @@ def check_capture(
     optimizer: AdamWUpdate | None = None,
     ema: bool = False,
     shadow: torch.dtype | None = None,
+    device: str = "cpu",
 ) -> CaptureReport:
     """Traces every part of the step of a model that was built under torch.device("meta").
 
     Shapes are (rows, row length); `model_loss` is what a Step over the model would get, `ema` and `shadow`
-    what its flat state has.
+    what its flat state has, `device` the kind of device that it would train on.
     """
     dtype = next(iter(model.parameters())).dtype  # type: ignore[attr-defined]
     state = flat_state(model, "meta", dtype, ema=ema, shadow=shadow)
-    backend = MetaCheck(state)
+    backend = MetaCheck(state, device)
     step = Step(model_loss=model_loss, state=state, backend=backend, optimizer=optimizer)
     step.prepare(micro, evaluations)
     return CaptureReport(

@@ -6,24 +6,34 @@ costs every start of a process seconds; the pieces below it do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 Kernel = Callable[..., Any]
 
-_COMPOSED: dict[str, Kernel] = {}
+_COMPOSED: dict[str, tuple[Kernel, Callable[..., bool]]] = {}
+
+
+def _never(*args: Any, **kwargs: Any) -> bool:
+    return False
 
 
 def operator(
-    name: str, *, fake: Kernel, composed: bool = False, mutates: Sequence[str] = ()
+    name: str,
+    *,
+    fake: Kernel,
+    composed: bool = False,
+    launched: Callable[..., bool] = _never,
+    mutates: Sequence[str] = (),
 ) -> Callable[[Kernel], Kernel]:
     """Decorates the kernel of `nstrain::name`; returns the operator that dispatches to it.
 
     The kernel mutates none of its arguments but those named and returns no alias of one. `fake` makes results
     of the right shapes without reading data. `composed`: the kernel is made of torch's operators alone and
-    also runs on meta tensors, so that whoever watches operators can look inside.
+    also runs on meta tensors, so that whoever watches operators can look inside; `launched` says of arguments
+    for which it launches kernels instead, which have no inside (see `target`).
     """
 
     def define(kernel: Kernel) -> Kernel:
@@ -34,15 +44,18 @@ def operator(
         torch.library.register_fake(qualified, fake)
         overload: Kernel = getattr(torch.ops.nstrain, name).default
         if composed:
-            _COMPOSED[qualified] = kernel
+            _COMPOSED[qualified] = kernel, launched
         return overload
 
     return define
 
 
-def composed_kernel(overload: torch._ops.OpOverload) -> Kernel | None:
-    """The kernel of an operator of ours that is made of torch's operators; None for every other operator."""
-    return _COMPOSED.get(overload._schema.name)
+def composed_kernel(
+    overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Kernel | None:
+    """The kernel of a call of ours that is made of torch's operators; None for every other call."""
+    kernel, launched = _COMPOSED.get(overload._schema.name, (None, _never))
+    return None if launched(*args, **kwargs) else kernel
 
 
 def differentiate(name: str, backward: Kernel, *, setup: Kernel) -> None:

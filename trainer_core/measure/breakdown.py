@@ -72,6 +72,7 @@ def activation_bytes(workload: Workload) -> int:
         micro=[(workload.rows, workload.seq_len)],
         ema=workload.ema,
         shadow=SHADOWS[workload.precision],
+        device=torch.device(workload.device).type,
     )
     return max(part.peak_bytes for part in report.parts if part.part.startswith("micro"))
 

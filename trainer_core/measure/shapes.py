@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer_core.engine.assemble import SHADOWS
+from trainer_core.engine.assemble import SHADOWS, line_device
 from trainer_core.engine.capture_check import check_capture
 from trainer_core.line.config import RunConfig
 from trainer_core.measure.candidates import Candidate, rows_of_updates
@@ -74,6 +74,7 @@ def trace(config: RunConfig, shape: Candidate) -> TracedShape:
         evaluations=[(shape.rows, shape.length)],
         ema=config.ema is not None,
         shadow=SHADOWS[config.precision],
+        device=line_device().type,
     )
     return TracedShape(
         shape=shape,

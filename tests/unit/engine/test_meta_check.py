@@ -12,6 +12,7 @@ from trainer_core.engine.capture_check import CaptureReport, check_capture
 from trainer_core.engine.flat import flat_state
 from trainer_core.engine.layout import Layout
 from trainer_core.engine.step import Step
+from trainer_core.kernels.target import target
 from trainer_core.models.families import FAMILIES
 from trainer_core.models.presets import PRESETS
 from trainer_core.models.registry import build
@@ -116,3 +117,25 @@ def test_the_state_must_be_on_meta_and_a_replay_must_be_of_a_captured_part() -> 
     step.release()
     with pytest.raises(AssertionError):
         backend.replay("norm")
+
+
+def test_a_gpu_launches_kernels_where_a_cpu_has_many_operators() -> None:
+    """What lies inside a kernel is neither a call of the graph nor memory of its pool."""
+
+    def check(device: str, length: int = 200):
+        with torch.device("meta"):
+            model = build("nano-cpu", {"layers": 4}, 64, 0)
+        return check_capture(
+            model,
+            lambda ids, targets: model.loss(ids, targets),
+            micro=[(2, length)],
+            shadow=torch.bfloat16,
+            device=device,
+        )
+
+    cpu, gpu = check("cpu"), check("cuda")
+    assert not cpu.problems and not gpu.problems
+    assert gpu.num_ops < 0.6 * cpu.num_ops
+    assert check("cuda", 400).num_ops == gpu.num_ops < check("cpu", 400).num_ops
+    assert gpu.peak_bytes < cpu.peak_bytes
+    assert target(torch.empty(1, device="meta")) == target(torch.empty(1)) == "cpu"

@@ -149,7 +149,7 @@ class CaptureGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kernel = composed_kernel(func)
+        kernel = composed_kernel(func, args, kwargs or {})
         if kernel is not None:
             with self:
                 return kernel(*args, **kwargs or {})

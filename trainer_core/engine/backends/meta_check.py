@@ -22,6 +22,7 @@ from trainer_core.engine.backends.guard import CaptureGuard, Problem
 from trainer_core.engine.backends.host_use import CannotGoOn, HostUse, generators_watched
 from trainer_core.engine.backends.protocol import Part, Wait
 from trainer_core.engine.flat import FlatState
+from trainer_core.kernels.target import traced_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,11 @@ class PartReport:
 class MetaCheck:
     """Capture = run under the guard; replay = nothing."""
 
-    def __init__(self, state: FlatState) -> None:
+    def __init__(self, state: FlatState, device: str = "cpu") -> None:
+        """`device` is the kind of device that the check is for, such as cpu or cuda."""
         assert state.device.type == "meta", state.device
         self._state = state
+        self._device = device
         self.reports: dict[Hashable, PartReport] = {}
         """One report for each part that was captured."""
 
@@ -56,11 +59,13 @@ class MetaCheck:
         name = " ".join(map(str, part.key)) if isinstance(part.key, tuple) else str(part.key)
         writable = [*self._state.buffers(), *_put_back(part)]
         guard = CaptureGuard(name, part.constants, writable)
-        _run(part, guard)
+        with traced_for(self._device):
+            _run(part, guard)
         for left in self._state.unbound():
             guard.report("left-flat-buffer", left.split(" left ")[0], left)
         _report_left_behind(guard)
-        problems = guard.problems or _run_again(part, name, writable, guard)
+        with traced_for(self._device):
+            problems = guard.problems or _run_again(part, name, writable, guard)
         self.reports[part.key] = PartReport(
             part=name,
             problems=tuple(problems.values()),

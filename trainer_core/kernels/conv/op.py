@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer_core.kernels.register import differentiate, operator
+from trainer_core.kernels.target import target
 
 CHUNK = 256
 """Tokens whose products with the gradient are summed at a time, in the cache of a CPU."""
@@ -167,6 +168,6 @@ def causal_conv_silu(x: Tensor, taps: Tensor, state: Tensor | None = None) -> tu
     x [B, T, C] with T >= 1, taps [C, W]; state [B, W-1, C] is what came before x, zeros by default. The new
     state is a copy without a gradient.
     """
-    keep = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    keep = torch.is_grad_enabled() and target(x) == "cpu" and x.dtype in (torch.float32, torch.float64)
     out, after, _ = _conv(x, taps, state, keep)
     return out, after

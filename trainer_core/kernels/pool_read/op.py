@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer_core.kernels.pool_read import blocks
 from trainer_core.kernels.register import differentiate, operator
+from trainer_core.kernels.target import target
 
 SAVE_UP_TO = 1024
 """Most events whose weights are kept for the backward pass; longer rows recompute them, and so do kernels."""
@@ -26,7 +27,7 @@ KERNEL_QUERIES = 16
 def has_kernel(q: Tensor) -> bool:
     """Whether there is a kernel for such queries on their device."""
     T, d = q.shape[2:]
-    return q.is_cuda and d in KERNEL_HEAD_DIMS.get(q.dtype, ()) and T >= KERNEL_QUERIES
+    return target(q) == "cuda" and d in KERNEL_HEAD_DIMS.get(q.dtype, ()) and T >= KERNEL_QUERIES
 
 
 def _fake(
@@ -50,7 +51,11 @@ def _fake(
     )
 
 
-@operator("pool_read", fake=_fake, composed=True)
+def _launched(q: Tensor, *rest: Any) -> bool:
+    return has_kernel(q)
+
+
+@operator("pool_read", fake=_fake, composed=True, launched=_launched)
 def _pool_read(
     q: Tensor,
     k: Tensor,
@@ -94,7 +99,11 @@ def _fake_backward(
     return q, k, v, clock, log_write, match
 
 
-@operator("pool_read_backward", fake=_fake_backward, composed=True)
+def _launched_backward(grad: Tensor, q: Tensor, *rest: Any) -> bool:
+    return has_kernel(q)
+
+
+@operator("pool_read_backward", fake=_fake_backward, composed=True, launched=_launched_backward)
 def _pool_read_backward(
     grad: Tensor,
     q: Tensor,

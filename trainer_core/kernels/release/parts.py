@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer_core.kernels.release.reference import sharpness
+from trainer_core.kernels.target import target
 
 
 def wide(t: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def keeps(*tensors: Tensor) -> bool:
     """Whether the forward pass keeps what the backward pass would otherwise compute again."""
     if not torch.is_grad_enabled():
         return False
-    return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
+    return all(target(t) == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
 
 
 def launchable(*tensors: Tensor) -> bool:

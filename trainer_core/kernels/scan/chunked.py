@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trainer_core.kernels.scan.layout import Block, Shape, blocks, potentials, row_blocks
+from trainer_core.kernels.target import target
 
 
 def spans(Q: int, like: Tensor) -> Tensor:
@@ -101,10 +102,10 @@ def forward(
     inputs = tuple(s.fill(x) for x in (u, dt, b, r))
     ones, y = spans(s.Q, dt), s.empty(u)
     V_all, last = dt.new_empty(s.num_potentials), dt.new_empty(s.B, s.H, s.P, s.N)
-    for rows in row_blocks(s, u.device):
+    for rows in row_blocks(s, target(u)):
         V_rows = potentials(s, V_all, rows)
         _put(V_rows[0], state, rows)
-        for block in blocks(s, rows, u.device):
+        for block in blocks(s, rows, target(u)):
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
             _forward_block(s, _pieces(s, block, ones, inputs, A), V, block.of(y))
         last[rows] = V_rows[-1].transpose(-1, -2)
@@ -148,11 +149,11 @@ def backward(
         torch.zeros_like(A),
     )
     d_state = V_all.new_empty(s.B, s.H, s.P, s.N)
-    for rows in row_blocks(s, u.device):
+    for rows in row_blocks(s, target(u)):
         V_rows = potentials(s, V_all, rows)
         d_after = torch.empty_like(V_rows[0])
         _put(d_after, g_last, rows)
-        for block in reversed(blocks(s, rows, u.device)):
+        for block in reversed(blocks(s, rows, target(u))):
             p = _pieces(s, block, ones, inputs, A)
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
             d_V = torch.empty_like(V)

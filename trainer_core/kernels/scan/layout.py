@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer_core.kernels.target import target
+
 CPU_BLOCK, BLOCK = 1 << 18, 1 << 26
 """Values of u in a block: about a megabyte on a CPU, elsewhere few launches count more."""
 
@@ -21,14 +23,24 @@ CPU_CHUNK = 16
 CHUNK, WIDE_CHUNK = 128, 64
 """Most tokens of a chunk elsewhere, and where u is wider than 16 bits; kernels take powers of two from 16."""
 
+WIDEST = 128
+"""Most channels of a head and compartments of a channel that the kernels take."""
+
 
 def chunk_length(u: Tensor, wanted: int | None) -> int:
-    """Tokens of a chunk for u [B, T, H, P]; the same on the meta device as on a GPU, so that sizes agree."""
+    """Tokens of a chunk for u [B, T, H, P]."""
     T = u.shape[1]
-    if u.device.type == "cpu":
+    if target(u) == "cpu":
         return min(wanted or CPU_CHUNK, T)
     most = wanted or (CHUNK if u.element_size() == 2 else WIDE_CHUNK)
     return max(16, 1 << (min(most, T) - 1).bit_length())
+
+
+def has_kernels(u: Tensor, dt: Tensor, b: Tensor, Q: int) -> bool:
+    """Whether there are kernels for these tensors on their device."""
+    dtypes = u.dtype in (torch.float32, torch.bfloat16) and dt.dtype == torch.float32
+    fits = max(u.shape[-1], b.shape[-1]) <= WIDEST and Q >= 16 and Q & (Q - 1) == 0
+    return target(u) == "cuda" and dtypes and fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +108,16 @@ class Block:
         return x[self.rows, self.chunks].transpose(0, 1).transpose(2, 3)
 
 
-def row_blocks(s: Shape, device: torch.device) -> Iterator[slice]:
-    """Rows that are computed together."""
-    size = (CPU_BLOCK if device.type == "cpu" else BLOCK) // (s.chunks * s.Q * s.H * s.P)
+def row_blocks(s: Shape, device: str) -> Iterator[slice]:
+    """Rows that are computed together on a kind of device."""
+    size = (CPU_BLOCK if device == "cpu" else BLOCK) // (s.chunks * s.Q * s.H * s.P)
     for first in range(0, s.B, max(1, size)):
         yield slice(first, min(first + max(1, size), s.B))
 
 
-def blocks(s: Shape, rows: slice, device: torch.device) -> list[Block]:
+def blocks(s: Shape, rows: slice, device: str) -> list[Block]:
     """Those chunks of the rows that are computed together, in the order of time."""
-    size = (CPU_BLOCK if device.type == "cpu" else BLOCK) // ((rows.stop - rows.start) * s.Q * s.H * s.P)
+    size = (CPU_BLOCK if device == "cpu" else BLOCK) // ((rows.stop - rows.start) * s.Q * s.H * s.P)
     size = min(max(1, size), s.chunks)
     return [
         Block(rows=rows, chunks=slice(first, min(first + size, s.chunks)))

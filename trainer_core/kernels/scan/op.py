@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.scan import chunked
-from trainer_core.kernels.scan.layout import Shape, chunk_length
+from trainer_core.kernels.scan.layout import Shape, chunk_length, has_kernels
 
 
 def _wide(u: Tensor, dt: Tensor) -> torch.dtype:
@@ -28,17 +28,22 @@ def _fake(
     return torch.empty_like(u), last, last.new_empty(s.num_potentials)
 
 
-@operator("scan", fake=_fake, composed=True)
+def _launched(
+    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
+) -> bool:
+    return has_kernels(u, dt, b, chunk)
+
+
+@operator("scan", fake=_fake, composed=True, launched=_launched)
 def scan_forward(
     u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last potentials, the potentials before and after each chunk."""
     s = Shape.of(u, b, chunk)
-    if u.is_cuda:
+    if has_kernels(u, dt, b, chunk):
         from trainer_core.kernels.scan import triton
 
-        if triton.fits(u, dt, b, chunk):
-            return triton.forward_triton(s, u, dt, A, b, r, state)
+        return triton.forward_triton(s, u, dt, A, b, r, state)
     return chunked.forward(s, u, dt, A, b, r, state)
 
 
@@ -58,7 +63,13 @@ def _fake_backward(
     return d_u, d_dt, d_A, d_b, d_r, V.new_empty(s.B, s.H, s.P, s.N)
 
 
-@operator("scan_backward", fake=_fake_backward, composed=True)
+def _launched_backward(
+    g: Tensor, g_last: Tensor | None, u: Tensor, dt: Tensor, A: Tensor, b: Tensor, *rest: Any
+) -> bool:
+    return has_kernels(u, dt, b, rest[-1])
+
+
+@operator("scan_backward", fake=_fake_backward, composed=True, launched=_launched_backward)
 def scan_backward(
     g: Tensor,
     g_last: Tensor | None,
@@ -72,11 +83,10 @@ def scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, dt, A, b, r and of the first potentials."""
     s = Shape.of(u, b, chunk)
-    if u.is_cuda:
+    if has_kernels(u, dt, b, chunk):
         from trainer_core.kernels.scan import triton
 
-        if triton.fits(u, dt, b, chunk):
-            return triton.backward_triton(s, g, g_last, u, dt, A, b, r, V)
+        return triton.backward_triton(s, g, g_last, u, dt, A, b, r, V)
     return chunked.backward(s, g, g_last, u, dt, A, b, r, V)
 
 

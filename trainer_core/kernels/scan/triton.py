@@ -26,9 +26,6 @@ from trainer_core.kernels.scan.triton_state import (
     state_pass_kernel,
 )
 
-WIDEST = 128
-"""Largest number of channels and of compartments whose tiles fit a processor's shared memory."""
-
 PASS_BLOCK, CUMSUM_HEADS = 1024, 16
 """Potentials of a program of the pass over chunks; heads of a program that sums exponents."""
 
@@ -37,12 +34,6 @@ ROWS, HEADS = 64, 16
 
 WARPS = 8
 """Of the programs that hold a chunk."""
-
-
-def fits(u: Tensor, dt: Tensor, b: Tensor, Q: int) -> bool:
-    """Whether there are kernels for these tensors."""
-    dtypes = u.dtype in (torch.float32, torch.bfloat16) and dt.dtype == torch.float32
-    return dtypes and max(u.shape[-1], b.shape[-1]) <= WIDEST and Q >= 16 and Q & (Q - 1) == 0
 
 
 def tiles(s: Shape, dtype: torch.dtype, narrow: Any) -> dict[str, Any]:
