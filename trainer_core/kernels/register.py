@@ -6,12 +6,18 @@ costs every start of a process seconds; the pieces below it do not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 Kernel = Callable[..., Any]
+
+_HOME = "trainer_core.kernels.register"
+
+NAMESPACE = "nstrain" if __name__ == _HOME else re.sub(r"\W", "_", __name__, flags=re.ASCII)
+"""Of the operators' names. A copy of this file in an exported model defines operators of its own."""
 
 _COMPOSED: dict[str, tuple[Kernel, Callable[..., bool]]] = {}
 
@@ -28,7 +34,7 @@ def operator(
     launched: Callable[..., bool] = _never,
     mutates: Sequence[str] = (),
 ) -> Callable[[Kernel], Kernel]:
-    """Decorates the kernel of `nstrain::name`; returns the operator that dispatches to it.
+    """Decorates the kernel of `nstrain::<name>`; returns the operator that dispatches to it.
 
     The kernel mutates none of its arguments but those named and returns no alias of one. `fake` makes results
     of the right shapes without reading data. `composed`: the kernel is made of torch's operators alone and
@@ -37,12 +43,12 @@ def operator(
     """
 
     def define(kernel: Kernel) -> Kernel:
-        qualified = f"nstrain::{name}"
+        qualified = f"{NAMESPACE}::{name}"
         schema = torch.library.infer_schema(kernel, mutates_args=tuple(mutates))
         torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(qualified, "default", kernel)
         torch.library.register_fake(qualified, fake)
-        overload: Kernel = getattr(torch.ops.nstrain, name).default
+        overload: Kernel = getattr(getattr(torch.ops, NAMESPACE), name).default
         if composed:
             _COMPOSED[qualified] = kernel, launched
         return overload
@@ -59,5 +65,5 @@ def composed_kernel(
 
 
 def differentiate(name: str, backward: Kernel, *, setup: Kernel) -> None:
-    """Gives `nstrain::name` its backward pass; `setup(ctx, inputs, output)` saves what it needs."""
-    torch.library.register_autograd(f"nstrain::{name}", backward, setup_context=setup)
+    """Gives `nstrain::<name>` its backward pass; `setup(ctx, inputs, output)` saves what it needs."""
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup)

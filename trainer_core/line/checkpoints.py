@@ -12,7 +12,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -118,11 +118,11 @@ class _Entry:
     """Digest of the whole file, where its writer took one; the chunks say as much."""
 
 
-def verify(path: Path, *, threads: int = 1) -> list[str]:
+def verify(path: Path, *, threads: int = 1, only: Collection[str] | None = None) -> list[str]:
     """Compare every chunk of every file with the manifest; returns the problems, each naming its file.
 
-    Reads up to `threads` files at once, in slices. Raises OSError when the files are there but cannot be
-    read: that says nothing about their bytes.
+    `only` leaves out all files but those it names. Reads up to `threads` files at once, in slices. Raises
+    OSError when the files are there but cannot be read: that says nothing about their bytes.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
@@ -138,10 +138,11 @@ def verify(path: Path, *, threads: int = 1) -> list[str]:
         return [f"{path / MANIFEST}: missing"]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         return [f"{path / MANIFEST}: unreadable ({error})"]
-    if STATE not in entries:
-        return [f"{path / MANIFEST}: does not list {STATE}"]
+    if missing := [name for name in (STATE, *(only or ())) if name not in entries]:
+        return [f"{path / MANIFEST}: does not list {missing[0]}"]
+    names = entries if only is None else [name for name in entries if name in only]
     with ThreadPoolExecutor(threads, "verify") as pool:
-        found = pool.map(lambda name: _verify_file(path / name, entries[name], size, new_hash), entries)
+        found = pool.map(lambda name: _verify_file(path / name, entries[name], size, new_hash), names)
         return [problem for problem in found if problem is not None]
 
 

@@ -62,7 +62,7 @@ class TokenizerFacts:
 def tokenizer_facts(path: Path) -> TokenizerFacts:
     """Read the facts of a tokenizer.json. Raises Refused when it cannot be loaded."""
     data = _read(path)
-    native = _load(data, str(path))
+    native = load_tokenizer(data, str(path))
     ids = native.get_vocab(with_added_tokens=True)
     return TokenizerFacts(
         sha256=hashlib.sha256(data).hexdigest(),
@@ -109,7 +109,7 @@ class Encoder:
     """Encodes the documents of one source. Cheap to make (well under a second); one per process."""
 
     def __init__(self, tokenizer_json: bytes, *, markers: Sequence[str] = (), eos_id: int) -> None:
-        native = _load(tokenizer_json, "tokenizer.json")
+        native = load_tokenizer(tokenizer_json, "tokenizer.json")
         self._json = tokenizer_json
         self.eos_id = eos_id
         self.markers = tuple(markers)
@@ -124,7 +124,7 @@ class Encoder:
         encoded = canonical_json(copy)
         self.digest = hashlib.sha256(encoded).hexdigest()
         """Hex sha256 of the encode-only copy."""
-        self._tokenizer = _load(encoded, "encode-only tokenizer copy")
+        self._tokenizer = load_tokenizer(encoded, "encode-only tokenizer copy")
         moved = {
             m: self._tokenizer.token_to_id(m)
             for m, number in self._own.items()
@@ -192,7 +192,7 @@ class Encoder:
 
     @cached_property
     def _native(self) -> Tokenizer:
-        native = _load(self._json, "tokenizer.json")
+        native = load_tokenizer(self._json, "tokenizer.json")
         native.no_truncation()
         native.no_padding()
         return native
@@ -201,7 +201,7 @@ class Encoder:
     def _plain(self) -> Tokenizer:
         """A copy that matches no marker at all."""
         copy = encode_copy(json.loads(self._json), own={}, control=self._control)
-        return _load(canonical_json(copy), "encode-only tokenizer copy")
+        return load_tokenizer(canonical_json(copy), "encode-only tokenizer copy")
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -288,7 +288,8 @@ def _read(path: Path) -> bytes:
         raise Refused(f"{path}: this tokenizer.json does not exist") from None
 
 
-def _load(data: bytes, name: str) -> Tokenizer:
+def load_tokenizer(data: bytes, name: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json. Raises Refused, with the name given, when there is none in it."""
     try:
         return Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception for every kind of bad file

@@ -62,10 +62,15 @@ class NeuronSpark(Model):
         self.pkm_values: nn.Parameter | None = None
         if config.pkm_shared and config.num_hippocampal:
             self.pkm_values = nn.Parameter(torch.empty(config.pkm_keys**2, config.pkm_value_dim, dtype=dtype))
-        cos, sin = rope_tables(config.rope_max_seq_len, config.head_dim, config.rope_theta, dtype)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        for name, table in self.tables().items():
+            self.register_buffer(name, table, persistent=False)
         initialize(self, config, seed)
+
+    def tables(self) -> dict[str, Tensor]:
+        """The rotary tables, which no file of weights holds, by the name of their buffer."""
+        c = self.config
+        cos, sin = rope_tables(c.rope_max_seq_len, c.head_dim, c.rope_theta, self.embedding.weight.dtype)
+        return {"cos": cos, "sin": sin}
 
     def hidden(self, ids_BT: Tensor, ac: str = "none", note: LayerNote | None = None) -> Tensor:
         """Normalised output of the last layer [B, T, D]; `note` is called with what layers know inside."""
