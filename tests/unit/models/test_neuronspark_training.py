@@ -129,12 +129,37 @@ def test_a_note_sees_every_inner_quantity_and_changes_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize("ac", ["none", "scan", "dendritic", "hippocampal", "full"])
-@pytest.mark.parametrize("release", ["graded", "binary"])
-def test_it_can_be_captured(ac: str, release: str) -> None:
+def test_nothing_is_copied_where_a_token_is_new() -> None:
+    """The scores do not show it: without an event that matches there is nothing to add pi to."""
+    model, ids = small(), torch.tensor([[5, 3, 5, 5, 3, 7]])
+    noted: dict[str, torch.Tensor] = {}
+    model.hidden(ids, note=lambda i, name, value: noted.update({name: value}))
+    assert (noted["pi"][0] > 0).tolist() == [[False, False, True, True, True, False]] * 4
+
+
+def _traced(ac: str, release: str) -> tuple[int, int]:
+    """Operators and peak memory of a traced micro-batch."""
     with torch.device("meta"):
         model = build("nano-cpu", {"layers": 2, "interval": 2, "release": release}, 64, 0)
-    report = check_capture(
-        model, lambda ids, targets: model.loss(ids, targets, ac), micro=[(2, 33)], shadow=torch.bfloat16
-    )
+
+    def loss(ids: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return model.loss(ids, targets, ac)
+
+    report = check_capture(model, loss, micro=[(4, 65)])
     assert report.problems == ()
+    return report.parts[0].num_ops, report.parts[0].peak_bytes
+
+
+def test_each_mode_runs_again_what_it_names() -> None:
+    """Of a dendritic and a hippocampal layer: more operators, and less memory."""
+    ops, peaks = {}, {}
+    for ac in ("none", "scan", "dendritic", "hippocampal", "full"):
+        ops[ac], peaks[ac] = _traced(ac, "graded")
+    assert ops["none"] < ops["scan"] < ops["dendritic"] < ops["hippocampal"] < ops["full"]
+    assert ops["full"] - ops["hippocampal"] == ops["dendritic"] - ops["none"]
+    assert max(peaks["dendritic"], peaks["scan"], peaks["hippocampal"]) < peaks["none"]
+    assert peaks["full"] <= min(peaks["dendritic"], peaks["hippocampal"])
+
+
+def test_a_binary_release_can_be_captured() -> None:
+    assert _traced("full", "binary")[0] > 400
