@@ -6,9 +6,11 @@
 # make compat       engine and kernels on the oldest torch that we run on, in an environment of its own (7 GB)
 #
 # VENV=DIR uses another virtual environment, PYTHON=python3.12 another interpreter for a new one.
+# make quickstart MODEL=llama-cpu (or gpt2-cpu) trains another model than nano-cpu.
 
 PYTHON ?= python3
 VENV ?= .venv
+MODEL ?= nano-cpu
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -rs -m "not gpu"
 
@@ -16,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -rs -m "not gpu"
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.nstrain
-	$(BIN)/python examples/quickstart/run.py
+	$(BIN)/python examples/quickstart/run.py --model $(MODEL)
 
 test: $(VENV)/.nstrain-dev
 	$(BIN)/ruff check .

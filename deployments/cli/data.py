@@ -153,7 +153,7 @@ def val(*, work: Path, json: Flag = False) -> int:
             '"heldout" in the recipe, or split the text into more documents, and make another data line'
         )
     else:
-        say(f"next: nstrain new RUN --model llama-cpu --data {quoted(line)} --peak-lr 3e-3")
+        say(f"next: nstrain new RUN --model nano-cpu --data {quoted(line)} --peak-lr 3e-3")
     return 0
 
 

@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from trainer_core.models.families import FAMILIES
+from trainer_core.models.presets import PRESETS
+
 SOURCE = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "run.py"
 
 
@@ -55,3 +58,12 @@ def test_down_names_the_environment_that_make_was_given(
     assert quickstart.down_command() == "make down"
     monkeypatch.setattr("sys.prefix", "/an env")
     assert quickstart.down_command() == "make down VENV='/an env'"
+
+
+def test_its_models_are_small_ones_of_every_family(quickstart: ModuleType) -> None:
+    families = [PRESETS[name].family for name in quickstart.MODELS]
+    assert families[0] == "neuronspark" and sorted(families) == sorted(FAMILIES)
+    rows = {PRESETS[name].training["row_length"] for name in quickstart.MODELS}
+    assert all(quickstart.TOKENS_PER_UPDATE % length == 0 for length in rows)
+    makefile = (SOURCE.parents[2] / "Makefile").read_text()
+    assert f"MODEL ?= {quickstart.MODELS[0]}\n" in makefile
