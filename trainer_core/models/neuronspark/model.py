@@ -20,7 +20,7 @@ from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entrop
 from trainer_core.kernels.pool_read import seen_before
 from trainer_core.models.base import Model
 from trainer_core.models.blocks import Embedding, RMSNorm, recomputed, rope_tables
-from trainer_core.models.neuronspark import flops, groups
+from trainer_core.models.neuronspark import flops, groups, probes
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
 from trainer_core.models.neuronspark.dendritic import DendriticLayer, DendriticState
 from trainer_core.models.neuronspark.hippocampal import HippocampalLayer, HippocampalState
@@ -127,6 +127,10 @@ class NeuronSpark(Model):
     def recomputed_flops_per_token(self, T: int, ac: str) -> float | None:
         """FLOPs that recomputation adds per token at row length T."""
         return flops.recomputed_per_token(self.config, T, ac) if ac in self.recomputation else None
+
+    def probe(self, rows: Tensor, *, train_length: int, eos: int) -> dict[str, float]:
+        """What heads keep, write, read and fire on rows [R, L] (see `probes`)."""
+        return probes.probe(self, rows, train_length=train_length, eos=eos)
 
     @property
     def _stack(self) -> Sequence[Layer]:
