@@ -14,6 +14,9 @@ class Cost:
     bytes: float
     """Bytes moved if everything is read once and written once."""
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(flops=self.flops + other.flops, bytes=self.bytes + other.bytes)
+
     def seconds(self, *, flops_per_second: float, bytes_per_second: float) -> float:
         """The least time at two peak rates, products and traffic overlapping fully."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)

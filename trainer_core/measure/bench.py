@@ -18,6 +18,7 @@ from trainer_core.measure.against.compare import THEIRS, as_json, compare, ours
 from trainer_core.measure.against.contender import MakeContender
 from trainer_core.measure.breakdown import activation_bytes, kernel_times, memory_by_owner
 from trainer_core.measure.limits import (
+    kernel_floors,
     limits_of,
     refuse_impossible,
     update_bytes_per_parameter,
@@ -100,6 +101,7 @@ def bench_limits(workload: Workload) -> dict[str, Any]:
         "recomputed_flops_per_token": model.recomputed_flops_per_token(workload.seq_len, workload.ac),
         "update_bytes_per_parameter": update_bytes_per_parameter(ema=workload.ema, shadow=True),
         "limits": floors,
+        "kernels": kernel_floors(model, rows=workload.rows, T=workload.seq_len),
     }
 
 

@@ -55,8 +55,28 @@ def limits_text(found: Value) -> str:
             + _if(found["recomputed_flops_per_token"], ", {:.3e} more recomputed")
             + f"; {found['update_bytes_per_parameter']} bytes per parameter and update",
             _table(head, rows),
+            *_kernel_floors(found["kernels"]),
         ]
     )
+
+
+def _kernel_floors(kernels: list[Value]) -> list[str]:
+    """The floors of the family's own kernels, if it has any."""
+    if not kernels:
+        return []
+    gpus = list(kernels[0]["floor_seconds"])
+    rows = [
+        (
+            kernel["name"],
+            str(kernel["runs"]),
+            f"{kernel['flops'] / 1e9:,.1f}",
+            f"{kernel['bytes'] / 1e6:,.1f}",
+            *(f"{kernel['floor_seconds'][gpu] * 1e6:,.0f}" for gpu in gpus),
+        )
+        for kernel in kernels
+    ]
+    head = ("kernel, bf16", "runs", "GFLOP", "MB", *(f"{gpu} us" for gpu in gpus))
+    return ["one run of each of its own kernels, and how many a micro-batch has:", _table(head, rows)]
 
 
 def against_text(found: Value) -> str:

@@ -111,6 +111,26 @@ def limits_of(model: Model, *, T: int, ac: str, tokens_per_update: int, ema: boo
     ]
 
 
+def kernel_floors(model: Model, *, rows: int, T: int) -> list[dict[str, Any]]:
+    """Of each kernel that only the model's family has: runs in a micro-batch, FLOPs, bytes, least seconds.
+
+    The seconds are those of one run on the GPUs of SHOWN, at the peaks of bf16 FLOP/s and of the memory.
+    """
+    gpus = [by_short_name(name) for name in SHOWN]
+    return [
+        {
+            "name": name,
+            "runs": runs,
+            **asdict(cost),
+            "floor_seconds": {
+                gpu.name: cost.seconds(flops_per_second=gpu.bf16_flops, bytes_per_second=gpu.bandwidth)
+                for gpu in gpus
+            },
+        }
+        for name, (runs, cost) in model.kernel_costs(rows, T).items()
+    ]
+
+
 def refuse_impossible(where: str, shares: Mapping[str, float | None]) -> None:
     """Raises Impossible with every measured share of a peak that is above 1; None = the peak is not known."""
     problems = [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_core.engine.layout import ParamGroup
+from trainer_core.kernels.cost import Cost
 from trainer_core.kernels.dropout import dropout
 
 
@@ -88,6 +89,10 @@ class Model(nn.Module):
         )
         attention = self.flops_per_token(T) - self.flops_per_token(0)
         return (6.0 * matrices + attention) / 3
+
+    def kernel_costs(self, rows: int, T: int) -> dict[str, tuple[int, Cost]]:
+        """Of kernels that only this family has, in bf16 on a GPU: runs in a micro-batch, and cost of one."""
+        return {}
 
     def dropping(self) -> Tensor | None:
         """The counter that decides what is dropped while the model trains; None in evaluations."""

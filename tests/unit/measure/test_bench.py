@@ -128,6 +128,20 @@ def test_recomputation_needs_less_memory() -> None:
     assert activation_bytes(replace(deep, ac="full")) < activation_bytes(deep)
 
 
+def test_limits_of_kernels_that_only_a_family_has() -> None:
+    found = bench_limits(preset_workload("tiny-32k", rows=2))
+    kernels = {kernel["name"]: kernel for kernel in found["kernels"]}
+    assert (kernels["scan state"]["runs"], kernels["pool read forward"]["runs"]) == (6, 2)
+    scan = kernels["scan state"]  # memory binds it
+    assert scan["floor_seconds"]["H200"] == pytest.approx(scan["bytes"] / 4.8e12)
+    read = kernels["pool read events"]  # products bind it
+    assert read["floor_seconds"]["H200"] == pytest.approx(read["flops"] / 989e12, rel=1e-3)
+    # Four products over the causal half of the pairs, two FLOPs each: rows, heads, tokens, head width.
+    assert read["flops"] == pytest.approx(4 * 2 * 2 * 4 * 4_096**2 / 2 * 64, rel=1e-3)
+    assert "pool read events" in limits_text(found)
+    assert bench_limits(preset_workload("llama-nano-cpu"))["kernels"] == []
+
+
 def test_limits_measure_nothing_and_name_three_gpus() -> None:
     found = bench_limits(preset_workload("llama-nano-cpu", ac="full", ema=True))
     assert [row["gpu"] for row in found["limits"]] == ["H100", "H200", "GB300"]

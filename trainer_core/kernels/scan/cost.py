@@ -6,8 +6,7 @@ first read. Operations are those of matrix products; the rest is a few for each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from trainer_core.kernels.cost import Cost
 from trainer_core.kernels.scan.layout import Shape
 
 FLOAT = 4
@@ -15,19 +14,6 @@ FLOAT = 4
 
 BACKWARD = ("state_backward", "state_pass_backward", "scan_backward", "reads_backward", "writes_backward")
 """The kernels of the backward pass alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Of one kernel."""
-
-    flops: int
-    """Floating-point operations in matrix products."""
-    bytes: int
-    """Bytes read from and written to memory."""
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(flops=self.flops + other.flops, bytes=self.bytes + other.bytes)
 
 
 def shape(B: int, T: int, H: int, P: int, G: int, N: int, chunk: int) -> Shape:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer_core.engine.layout import ParamGroup
+from trainer_core.kernels.cost import Cost
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.pool_read import seen_before
 from trainer_core.models.base import Model
@@ -25,6 +26,7 @@ from trainer_core.models.neuronspark.config import NeuronSparkConfig
 from trainer_core.models.neuronspark.dendritic import DendriticLayer, DendriticState
 from trainer_core.models.neuronspark.hippocampal import HippocampalLayer, HippocampalState
 from trainer_core.models.neuronspark.initialize import initialize
+from trainer_core.models.neuronspark.kernel_costs import kernel_costs
 from trainer_core.models.neuronspark.layer import Context, Layer, project, wide
 
 LayerNote = Callable[[int, str, Tensor], None]
@@ -131,6 +133,10 @@ class NeuronSpark(Model):
     def probe(self, rows: Tensor, *, train_length: int, eos: int) -> dict[str, float]:
         """What heads keep, write, read and fire on rows [R, L] (see `probes`)."""
         return probes.probe(self, rows, train_length=train_length, eos=eos)
+
+    def kernel_costs(self, rows: int, T: int) -> dict[str, tuple[int, Cost]]:
+        """Scans of the dendritic layers, pool reads of the hippocampal ones."""
+        return kernel_costs(self.config, rows, T)
 
     @property
     def _stack(self) -> Sequence[Layer]:
