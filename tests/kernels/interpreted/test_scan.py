@@ -5,9 +5,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trainer_core.kernels.scan.layout import Shape
+from trainer_core.kernels.scan.layout import Shape, has_kernels
 from trainer_core.kernels.scan.reference import scan_reference
-from trainer_core.kernels.scan.triton import backward_triton, fits, forward_triton, heads_together
+from trainer_core.kernels.scan.triton import backward_triton, forward_triton, heads_together
+from trainer_core.kernels.target import traced_for
 
 Q = 16
 
@@ -83,8 +84,11 @@ def test_bfloat16_is_rounded_once() -> None:
 
 def test_what_there_are_kernels_for() -> None:
     u, dt, _, b, *_ = inputs(CASES["chunk"])
-    assert fits(u, dt, b, 16) and fits(u.bfloat16(), dt, b, 128)
-    assert not fits(u.double(), dt, b, 16) and not fits(u, dt.double(), b, 16)
-    assert not fits(u, dt, b, 8) and not fits(u, dt, b, 48)
-    assert not fits(u, dt, b.new_empty(1, 1, 1, 256), 16)
+    assert not has_kernels(u, dt, b, 16)
+    u, dt, b = (x.to("meta") for x in (u, dt, b))
+    with traced_for("cuda"):
+        assert has_kernels(u, dt, b, 16) and has_kernels(u.bfloat16(), dt, b, 128)
+        assert not has_kernels(u.double(), dt, b, 16) and not has_kernels(u, dt.double(), b, 16)
+        assert not has_kernels(u, dt, b, 8) and not has_kernels(u, dt, b, 48)
+        assert not has_kernels(u, dt, b.new_empty(1, 1, 1, 256), 16)
     assert heads_together(Shape(B=1, T=1, H=48, P=1, G=2, N=1, Q=16)) == 12
