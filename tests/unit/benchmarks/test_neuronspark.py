@@ -1,0 +1,51 @@
+"""The benchmark of the NeuronSpark: equal sizes are compared, what misses a bar, whose time it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.neuronspark import BARS, LLAMAS, by_operator, missing, pair
+
+
+@pytest.mark.parametrize("vocab", BARS)
+@pytest.mark.parametrize("name", LLAMAS)
+def test_both_are_of_one_size(name: str, vocab: int) -> None:
+    with torch.device("meta"):
+        ours, theirs = (sum(p.numel() for p in model.parameters()) for model in pair(name, vocab))
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_what_misses_a_bar() -> None:
+    assert missing({("nano-cpu", 512): 1.8, ("micro-cpu", 4_096): 1.4}) == []
+    (problem,) = missing({("nano-cpu", 512): 1.79, ("nano-cpu", 4_096): 1.41})
+    assert problem == "nano-cpu at a vocabulary of 4,096 costs 1.41 of a Llama, bar 1.4"
+
+
+def test_time_belongs_to_the_outermost_operator_of_ours() -> None:
+    def event(name: str, us: float, parent: object = None) -> SimpleNamespace:
+        return SimpleNamespace(name=name, self_cpu_time_total=us, cpu_parent=parent)
+
+    scan = event("GeneratedBackwardFor_nstrain_scan_default", 1.0)
+    backward = event(
+        "nstrain::scan_backward",
+        2.0,
+        event("autograd::engine: GeneratedBackwardFor_nstrain_scan_defaultBackward", 0.0),
+    )
+    events = [
+        *(scan, event("aten::bmm", 4.0, event("nstrain::inner", 0.0, scan))),
+        *(backward, event("aten::mul", 8.0, backward)),
+        event("aten::mm", 16.0),
+        event("aten::bmm", 32.0),
+        event("aten::topk", 64.0),
+        event("_RMSNorm", 128.0),
+    ]
+    times = by_operator(events, 1)
+    assert {name: round(s * 1e6) for name, s in times.items()} == {
+        "scan": 15,
+        "products of matrices": 48,
+        "aten::topk": 64,
+        "RMSNorm": 128,
+    }
