@@ -1,0 +1,1 @@
+"""Checkpoints as folders in the Hugging Face layout: weights, configuration, tokenizer, modelling code."""

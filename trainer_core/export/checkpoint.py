@@ -1,0 +1,167 @@
+"""A checkpoint of a line opened for reading, beside a line that may train on and remove it meanwhile.
+
+Its file is opened before it is verified and read through that descriptor to the end, so a removal cannot hurt
+once it has begun. Takes no lock of the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_core.engine.layout import Layout
+from trainer_core.errors import Refused
+from trainer_core.export.flat_file import FlatFile
+from trainer_core.host import cores
+from trainer_core.line.checkpoints import (
+    MANIFEST,
+    STATE,
+    CheckpointInfo,
+    list_checkpoints,
+    read_state,
+    verify,
+)
+from trainer_core.line.config import load_run
+from trainer_core.line.files import sha256_file
+from trainer_core.line.paths import LinePaths
+from trainer_core.models.base import Model
+from trainer_core.models.registry import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What a model is built from."""
+
+    name: str
+    """Preset that it was made from."""
+    family: str
+    """Its family."""
+    vocab_size: int
+    """Number of token ids."""
+    config: Mapping[str, Any]
+    """Its configuration, as its family defines it."""
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> ModelFacts:
+        """Out of the JSON object that `to_json` makes and run.json holds."""
+        return cls(**{key: value[key] for key in ("name", "family", "vocab_size", "config")})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "vocab_size": self.vocab_size,
+            "config": dict(self.config),
+        }
+
+    def build(self, *, meta: bool = False) -> Model:
+        """The model with first values, or on the meta device with shapes alone."""
+        with torch.device("meta" if meta else "cpu"):
+            return build(self.family, self.config, self.vocab_size, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCheckpoint:
+    """A verified checkpoint."""
+
+    info: CheckpointInfo
+    """Where it was found, and where the line stood."""
+    state: Mapping[str, Any]
+    """Its state.json."""
+    digest: str
+    """Hex sha256 of its manifest, which has the hashes of all of its files."""
+    data: Path
+    """The line's data line."""
+    model: ModelFacts
+    """The line's model at this checkpoint."""
+    shapes: Model
+    """That model on the meta device."""
+    weights: FlatFile
+    """Its parameters, or their moving average."""
+
+
+class _Gone(Exception):
+    """The checkpoint was removed while it was being opened."""
+
+
+@contextmanager
+def open_checkpoint(
+    paths: LinePaths, *, at: int | None = None, ema: bool = False
+) -> Iterator[OpenCheckpoint]:
+    """The checkpoint after update `at`, or the newest, its bytes verified; with `ema` its moving average.
+
+    Raises Refused when there is none, when it is damaged, and when the line keeps no average.
+    """
+    data = Path(load_run(paths).data)
+    opened = None
+    while opened is None:
+        info = _chosen(paths, at)
+        try:
+            opened = _open(info, data, ema=ema)
+        except _Gone:  # a newer one superseded it; of a named one the next look says that it is gone
+            continue
+    with opened.weights:
+        yield opened
+
+
+def _chosen(paths: LinePaths, at: int | None) -> CheckpointInfo:
+    found = list_checkpoints(paths)
+    if not found:
+        raise Refused(
+            f"{paths.checkpoints}: no complete checkpoint; the line writes its first one as it starts"
+        )
+    chosen = {info.update: info for info in found}.get(found[-1].update if at is None else at)
+    if chosen is None:
+        there = ", ".join(str(info.update) for info in found)
+        raise Refused(f"{paths.checkpoints}: no checkpoint of update {at}; there are those of {there}")
+    return chosen
+
+
+def _open(info: CheckpointInfo, data: Path, *, ema: bool) -> OpenCheckpoint:
+    """Raises _Gone when the checkpoint's folder is no longer there."""
+    try:
+        return _read(info, data, "ema" if ema else "params")
+    except (OSError, Refused) as error:
+        if not info.path.exists():
+            raise _Gone from error
+        raise
+
+
+def _read(info: CheckpointInfo, data: Path, tensor: str) -> OpenCheckpoint:
+    state = read_state(info.path)
+    file = f"{tensor}.safetensors"
+    if tensor == "ema" and state["run"].get("ema") is None:
+        raise Refused(f"{info.path}: the line keeps no moving average (`ema` in run.json); leave out --ema")
+    model = ModelFacts.of(state["run"]["model"])
+    shapes = model.build(meta=True)
+    layout = Layout.build(shapes.param_groups(), shapes.layer_label)
+    if layout.digest != state["layout_digest"]:
+        raise Refused(
+            f"{info.path}: made with another parameter layout (digest {state['layout_digest'][:16]}, "
+            f"now {layout.digest[:16]}); use the nstrain version {state['versions'].get('nstrain')}"
+        )
+    weights = FlatFile(info.path / file, layout)
+    try:
+        digest = sha256_file(info.path / MANIFEST)
+        if problems := verify(info.path, threads=cores(), only=(STATE, file)):
+            raise Refused(
+                [*problems, f"{info.path}: damaged; `nstrain verify {info.path.parents[1]}` says more"]
+            )
+    except BaseException:
+        weights.close()
+        raise
+    return OpenCheckpoint(
+        info=info,
+        state=state,
+        digest=digest,
+        data=data,
+        model=model,
+        shapes=shapes,
+        weights=weights,
+    )
