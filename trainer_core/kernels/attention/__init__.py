@@ -1,4 +1,5 @@
-"""Causal self-attention as one operator: twin in `reference`, block-causal path, operator in `op`."""
+"""Causal self-attention as one operator: twin in `reference`, operator in `op`, which computes by
+blocks or, on a GPU, by torch's own kernels in `flash`."""
 
 from trainer_core.kernels.attention.op import causal_attention
 from trainer_core.kernels.attention.reference import causal_attention_reference

@@ -1,6 +1,7 @@
 """Causal attention as an operator of our own, so that a trace on meta tensors sees its true saved sizes.
 
-The operator owns shapes, autograd and what is saved; the arithmetic lives in `block_causal`.
+The operator owns shapes, autograd and what is saved; the arithmetic lives in `block_causal`. Where `flash`
+serves a call it is made there instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.attention import block_causal
+from trainer_core.kernels.attention import block_causal, flash
 from trainer_core.kernels.register import differentiate, operator
 
 SAVE_UP_TO = 1024
@@ -92,6 +93,8 @@ def causal_attention(
     With a counter (see dropout) the probabilities are dropped with probability p, block i of BLOCK queries
     at site + i: give the next place of a model a site above those of the longest row.
     """
+    if (counter is None or p == 0) and flash.serves(q, k, v):
+        return flash.flash_attention(q, k, v)
     B, H, T, d = q.shape
     flat = [x.reshape(B * H, T, d).contiguous() for x in (q, k, v)]
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

@@ -2,7 +2,8 @@
 
 While gradients are on, each chunk's gradients are made right after its loss from the same logits (one product
 less than recomputing them); the backward pass only scales them. Losses are summed in float64. Products are of
-the dtype of the inputs, everything between them and the sum of the head's gradient is float32 at least.
+the dtype of the inputs, everything between them and the sum of the head's gradient is float32 at least. On a
+GPU kernels stand between the products, and the gradient of the logits takes their place.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer_core.kernels.cross_entropy.reference import IGNORE_INDEX
 from trainer_core.kernels.register import differentiate, operator
+from trainer_core.kernels.target import target
 from trainer_core.kernels.wide_gradient import wide_gradient
-
-IGNORE_INDEX = -100
-"""Target that counts neither in the loss nor in the number of targets."""
 
 CHUNK, NARROW_CHUNK = 256, 1024
 """Tokens whose logits exist at the same time; more where products must be widened before they are summed."""
+
+LAUNCHED_CHUNKS = {torch.float32: 1024, torch.bfloat16: 4096}
+"""The same where kernels are launched, which hold the logits once and in the dtype of the inputs."""
 
 
 def _accumulated(hidden: Tensor) -> torch.dtype:
@@ -29,8 +32,14 @@ def _accumulated(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
+def launches(hidden: Tensor) -> bool:
+    """Whether there are kernels for such logits on their device."""
+    return target(hidden) == "cuda" and hidden.dtype in LAUNCHED_CHUNKS
+
+
 def _chunks(hidden: Tensor) -> Iterator[slice]:
     size = CHUNK if hidden.dtype == _accumulated(hidden) else NARROW_CHUNK
+    size = LAUNCHED_CHUNKS[hidden.dtype] if launches(hidden) else size
     for start in range(0, hidden.shape[0], size):
         yield slice(start, start + size)
 
@@ -51,6 +60,31 @@ def _probabilities(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     return probabilities, torch.where(kept, losses, 0).sum(dtype=torch.float64), safe, kept
 
 
+def _fake_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    one, two, three = (targets.new_empty(targets.shape, dtype=torch.float32) for _ in range(3))
+    return one, two, three
+
+
+@operator("cross_entropy_losses", fake=_fake_losses)
+def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [n] of logits [n, V], and of each row the largest and the sum of exponentials below it."""
+    from trainer_core.kernels.cross_entropy.triton import losses_triton
+
+    return losses_triton(logits, targets)
+
+
+def _fake_gradient(logits: Tensor, targets: Tensor, tops: Tensor, sums: Tensor) -> None:
+    return None
+
+
+@operator("cross_entropy_gradient", fake=_fake_gradient, mutates=("logits",))
+def _into_gradient(logits: Tensor, targets: Tensor, tops: Tensor, sums: Tensor) -> None:
+    """Logits [n, V] become the gradient of the sum of their losses."""
+    from trainer_core.kernels.cross_entropy.triton import gradient_triton
+
+    gradient_triton(logits, targets, tops, sums)
+
+
 def _fake_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return hidden.new_empty((), dtype=_accumulated(hidden))
 
@@ -60,13 +94,45 @@ def loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Summed loss, for evaluation."""
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     for part in _chunks(hidden):
-        total += _probabilities(hidden[part], weight, targets[part])[1]
+        if launches(hidden):
+            total += _losses(hidden[part] @ weight.t(), targets[part])[0].sum(dtype=torch.float64)
+        else:
+            total += _probabilities(hidden[part], weight, targets[part])[1]
     return total.to(_accumulated(hidden))
 
 
 def _fake_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wide = _accumulated(hidden)
     return hidden.new_empty((), dtype=wide), torch.empty_like(hidden), torch.empty_like(weight, dtype=wide)
+
+
+def _gradient_of_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a chunk: the gradient of its logits [n, V] in the dtype of hidden, hidden where it counts, the loss.
+
+    With kernels a row that does not count has a gradient of zeros, otherwise a hidden vector of zeros.
+    """
+    if launches(hidden):
+        logits = hidden @ weight.t()
+        losses, tops, sums = _losses(logits, targets)
+        _into_gradient(logits, targets, tops, sums)
+        return logits, hidden, losses.sum(dtype=torch.float64)
+    d_logits, loss, safe, kept = _probabilities(hidden, weight, targets)
+    d_logits.scatter_add_(1, safe, torch.full_like(d_logits[:, :1], -1))
+    return d_logits.to(hidden.dtype), hidden * kept, loss
+
+
+def _add_chunk(hidden: Tensor, weight: Tensor, targets: Tensor, d_hidden: Tensor, d_weight: Tensor) -> Tensor:
+    """The loss of a chunk; puts its gradients into d_hidden and adds them to d_weight."""
+    d_logits, counted, loss = _gradient_of_logits(hidden, weight, targets)
+    if launches(hidden):
+        torch.mm(d_logits, weight, out=d_hidden)
+    else:
+        d_hidden.copy_((d_logits @ weight) * (targets != IGNORE_INDEX)[:, None])
+    if d_logits.dtype == d_weight.dtype:
+        d_weight.addmm_(d_logits.t(), counted)
+    else:
+        d_weight += d_logits.t() @ counted
+    return loss
 
 
 @operator("linear_cross_entropy_train", fake=_fake_gradients, composed=True)
@@ -77,16 +143,7 @@ def loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight, dtype=wide)
     for part in _chunks(hidden):
-        d_logits, loss, safe, kept = _probabilities(hidden[part], weight, targets[part])
-        total += loss
-        d_logits.scatter_add_(1, safe, torch.full_like(d_logits[:, :1], -1))
-        narrow = d_logits.to(hidden.dtype)
-        d_hidden[part] = (narrow @ weight) * kept
-        counted = hidden[part] * kept
-        if narrow.dtype == wide:
-            d_weight.addmm_(narrow.t(), counted)
-        else:
-            d_weight += narrow.t() @ counted
+        total += _add_chunk(hidden[part], weight, targets[part], d_hidden[part], d_weight)
     return total.to(wide), d_hidden, d_weight
 
 
@@ -129,6 +186,7 @@ class _IntoWide(torch.autograd.Function):
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Summed cross-entropy of hidden [n, d] against weight [V, d] at targets [n]; -100 is left out."""
+    targets = targets.contiguous()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         wide = wide_gradient(weight)
         loss: Tensor = (

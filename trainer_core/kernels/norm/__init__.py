@@ -1,4 +1,4 @@
-"""RMSNorm: twin in `reference`, explicit backward in `op`."""
+"""RMSNorm: twin in `reference`, explicit backward in `op`, kernels of a GPU in `triton`."""
 
 from trainer_core.kernels.norm.op import rms_norm
 

@@ -1,7 +1,7 @@
 """RMSNorm with an explicit backward pass: far fewer passes over memory than autograd's composite.
 
 Saves the input and one number per row. Gradients are sums in a fixed order. With narrower inputs it computes
-in float32 and rounds the results once.
+in float32 and rounds the results once. On a GPU each way is one kernel, behind an operator.
 """
 
 from __future__ import annotations
@@ -12,14 +12,64 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer_core.kernels.register import operator
+from trainer_core.kernels.target import target
+
+WIDEST = 8192
+"""Longest row of the kernels."""
+
 
 def _wide(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def launches(x: Tensor, weight: Tensor) -> bool:
+    """Whether there are kernels for these tensors on their device."""
+    kinds = (torch.float32, torch.bfloat16)
+    fits = x.dtype in kinds and weight.dtype in kinds and 0 < x.shape[-1] <= WIDEST and x.numel() > 0
+    return target(x) == "cuda" and fits
+
+
+def _as_rows(t: Tensor) -> Tensor:
+    """[n, C] with neighbours in memory along C; a slice of something wider is not copied."""
+    rows = t.reshape(-1, t.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _fake_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[0], 1, dtype=torch.float32)
+
+
+@operator("rms_norm", fake=_fake_forward)
+def norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The result and the scales [n, 1] of rows x [n, C], by a kernel."""
+    from trainer_core.kernels.norm.triton import norm_triton
+
+    return norm_triton(x, weight, eps)
+
+
+def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight)
+
+
+@operator("rms_norm_backward", fake=_fake_backward)
+def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of rows x [n, C] and of the weight, by a kernel."""
+    from trainer_core.kernels.norm.triton import norm_backward_triton
+
+    d_x, d_weight = norm_backward_triton(grad, x, weight, scales)
+    return d_x, d_weight.to(weight.dtype)
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if launches(x, weight):
+            rows = _as_rows(x)
+            out, scale = norm_forward(rows, weight, eps)
+            ctx.save_for_backward(rows, weight, scale)
+            whole: Tensor = out.view(x.shape)
+            return whole
         rows = x.reshape(-1, x.shape[-1])
         wide = _wide(rows)
         squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
@@ -31,6 +81,9 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         narrow, narrow_weight, scale = ctx.saved_tensors
+        if launches(narrow, narrow_weight):
+            d_x, d_gain = norm_backward(_as_rows(grad), narrow, narrow_weight, scale)
+            return d_x.view(grad.shape), d_gain, None
         rows, weight = _wide(narrow), _wide(narrow_weight)
         g = _wide(grad.reshape(rows.shape))
         products = g * rows
