@@ -18,13 +18,16 @@ from trainer_core.kernels.target import target
 WIDEST, PIECE = 256, 8
 """Widest head; what it, and the distances between vectors in memory, must be multiples of."""
 
+BUILT = torch.backends.cuda.is_flash_attention_available()
+"""Whether this build of torch has it."""
+
 PROCESSORS, TILE = 160, 128
 """What decides, at most, how much memory the backward pass takes for itself: see `_workspace`."""
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether torch has flash attention for these [B, H, T, d] on their device."""
-    here = target(q) == "cuda" and (q.is_meta or torch.backends.cuda.is_flash_attention_available())
+    here = target(q) == "cuda" and (q.is_meta or BUILT)
     dtypes = {q.dtype, k.dtype, v.dtype}
     narrow = len(dtypes) == 1 and q.dtype in (torch.bfloat16, torch.float16)
     d = q.shape[-1]
@@ -40,12 +43,13 @@ def _laid_out(x: Tensor) -> Tensor:
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return torch.empty_like(_laid_out(q)), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @operator("flash_attention", fake=_fake)
 def flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, d] with the strides of q, and log-sum-exp [B, H, T]."""
+    q, k, v = map(_laid_out, (q, k, v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
     return out, lse
 
@@ -60,7 +64,8 @@ def _workspace(q: Tensor) -> Tensor:
 def _fake_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    d_q, d_k, d_v = (torch.empty_like(_laid_out(x)) for x in (q, k, v))
+    return d_q, d_k, d_v
 
 
 @operator("flash_attention_backward", fake=_fake_backward, composed=True)
@@ -70,6 +75,7 @@ def flash_backward(
     """Gradients of q, k, v with their strides."""
     held = _workspace(q) if q.is_meta else None  # a trace counts it, torch takes it itself
     T = q.shape[2]
+    grad, q, k, v = map(_laid_out, (grad, q, k, v))
     # Without dropout nothing reads the state of a generator.
     state = torch.empty(2, dtype=torch.uint64, device=q.device)
     unused = torch.empty((), dtype=torch.uint64, device=q.device)
@@ -89,7 +95,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return None, None, None
-    gradients: tuple[Tensor, Tensor, Tensor] = flash_backward(_laid_out(grad), *ctx.saved_tensors)
+    gradients: tuple[Tensor, Tensor, Tensor] = flash_backward(grad, *ctx.saved_tensors)
     return gradients
 
 
@@ -98,5 +104,5 @@ differentiate("flash_attention", _backward, setup=_setup)
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d), s <= t) v for q, k, v [B, H, T, d] that `serves` takes."""
-    out: Tensor = flash(*(_laid_out(x) for x in (q, k, v)))[0]
+    out: Tensor = flash(q, k, v)[0]
     return out
