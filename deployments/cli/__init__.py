@@ -61,6 +61,13 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("stop", "deployments.cli.lines:stop", _LINE, "Stop a line with a checkpoint."),
     ("verify", "deployments.cli.questions:verify", _LINE, "Compare every checkpoint with its hashes."),
     ("models", "deployments.cli.models:models", _LINE, "List the model presets with exact counts."),
+    (
+        "export",
+        "deployments.cli.export:export",
+        _LINE,
+        "Write a checkpoint as a folder that transformers loads.",
+    ),
+    ("generate", "deployments.cli.generate:generate", _LINE, "Let a trained model write text."),
     ("bench", "deployments.cli.bench:bench", _LINE, "Measure a preset's training on this machine."),
 )
 """Name, import path, group in the help, and help of every command."""
