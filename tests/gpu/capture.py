@@ -1,4 +1,4 @@
-"""CUDA graphs and the arena on a real GPU: `python tests/gpu/capture.py`, about two minutes.
+"""CUDA graphs, the arena and kernels on a real GPU: `python tests/gpu/capture.py`, about two minutes.
 
 Needs torch, triton, numpy and safetensors. Prints one table; exits 1 when a check misses, 2 without a GPU.
 """
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch import Tensor
 
-from tests.gpu import arena_checks
+from tests.gpu import arena_checks, kernel_checks
 from tests.gpu.machine import Check, Machine, Run, gib, script
 from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.gpu.arena import GIB
@@ -116,6 +116,7 @@ CHECKS: tuple[Check, ...] = (
     release_and_capture_again,
     failed_captures_hold_nothing,
     *arena_checks.CHECKS,
+    *kernel_checks.CHECKS,
 )
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from tests.gpu import arena_checks, capture
+from tests.gpu import arena_checks, capture, kernel_checks
 from tests.gpu.machine import run_checks
 from tests.tools.simulated_gpu import SimulatedGpu
 from tests.unit.gpu.cpu_machine import cpu_machine
 from trainer_core.gpu.devices import GpuMemory
 from trainer_core.kernels import adamw
+from trainer_core.kernels.attention import causal_attention
+from trainer_core.kernels.norm import rms_norm
 
 
 def _missed(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -80,3 +85,22 @@ def test_an_arena_that_takes_too_much_is_a_miss(capsys: pytest.CaptureFixture[st
 
     assert not run_checks(arena_checks.CHECKS[3:5], cpu_machine(Blind()))
     assert _missed(capsys) == ["others are left what they hold", "nothing to hold names who has it"]
+
+
+def test_a_kernel_that_is_off_or_has_other_bits_is_a_miss(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count()
+    for name, wrong in {
+        "causal_attention": lambda q, k, v: causal_attention(q, k, v) * 1.05,
+        "norm": SimpleNamespace(rms_norm=lambda x, w, eps: rms_norm(x, w, eps) + 1e-6 * next(calls)),
+    }.items():
+        monkeypatch.setattr(kernel_checks, name, wrong)
+    assert not run_checks(kernel_checks.CHECKS[1:], cpu_machine())
+    assert _missed(capsys) == ["the norm equals its twin", "the attention equals its twin"]
+
+
+def test_a_gpu_without_its_kernels_is_a_miss() -> None:
+    machine = replace(cpu_machine(), device=torch.device("cuda"))
+    assert not kernel_checks._judge(machine, False, {torch.float32: 0.0})[0]
+    assert kernel_checks._judge(machine, True, {torch.float32: 0.0})[0]
