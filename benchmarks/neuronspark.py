@@ -4,8 +4,8 @@
 
 Forward and backward pass on 8 rows of 256 tokens in fp32: alternated in one process, one thread, CPU seconds,
 best rounds. With a small vocabulary the layers are compared, with a larger one the head, which both have
-alike, is a part. The table at the end tells a step of the smallest by operators of ours, each with both passes
-and all that is inside; the profiler's own cost is in it. Exits 1 when a bar is missed.
+alike, is a part. The table at the end tells a step of the smallest by operators of ours, each with both
+passes and all that is inside; the profiler's own cost is in it. Exits 1 when a bar is missed.
 """
 
 from __future__ import annotations
