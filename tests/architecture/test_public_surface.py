@@ -16,6 +16,7 @@ EXPECTED_POOLS = {
     "trunk": "gpu",
     "prepare": "data",
     "init": "control",
+    "export": "control",
     "stop": "control",
     "status": "control",
 }

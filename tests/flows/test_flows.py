@@ -1,4 +1,4 @@
-"""The flows stop, prepare, init and status, and what all deployments have in common."""
+"""The flows stop, prepare, init, export and status, and what all deployments have in common."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.states import State
 from prefect.utilities.callables import parameter_schema
 
+from flows.export import export
 from flows.init import init
 from flows.prepare import prepare
 from flows.status import status
@@ -112,8 +113,15 @@ def test_init_makes_a_data_line_from_a_form(tmp_path: Path) -> None:
     assert again.name == "Refused" and "exists already" in str(again.message)
 
 
+def test_export_of_a_line_that_has_not_begun_is_refused(line: LinePaths) -> None:
+    state = run(export, line="trunk", out="exported")
+    assert (state.name, state.type.value) == ("Refused", "FAILED")
+    assert "no complete checkpoint" in str(state.message)
+    assert not (line.root.parent / "exported").exists()
+
+
 def test_forms_are_typed_and_described() -> None:
-    schemas = {flow.name: parameter_schema(flow) for flow in (trunk, prepare, stop, init, status)}
+    schemas = {flow.name: parameter_schema(flow) for flow in (trunk, prepare, stop, init, export, status)}
     assert schemas["trunk"].properties["line"]["default"] == "trunk"
     assert {"type": "integer", "minimum": 1} in schemas["trunk"].properties["cycles"]["anyOf"]
     assert schemas["init"].properties["cycle_tokens"]["type"] == "integer"
@@ -124,7 +132,7 @@ def test_forms_are_typed_and_described() -> None:
 
 def test_flow_modules_are_light() -> None:
     heavy = ("torch", "numpy", "pyarrow", "tokenizers", "matplotlib")
-    modules = ", ".join(f"flows.{name}" for name in ("trunk", "prepare", "stop", "init", "status"))
+    modules = ", ".join(f"flows.{name}" for name in ("trunk", "prepare", "stop", "init", "export", "status"))
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

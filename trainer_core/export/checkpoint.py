@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,6 +31,9 @@ from trainer_core.line.files import sha256_file
 from trainer_core.line.paths import LinePaths
 from trainer_core.models.base import Model
 from trainer_core.models.registry import build
+
+Device = Literal["cpu", "meta"]
+"""Where a model is built: with memory, or as shapes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +63,9 @@ class ModelFacts:
             "config": dict(self.config),
         }
 
-    def build(self, *, meta: bool = False) -> Model:
+    def build(self, device: Device) -> Model:
         """The model with first values, or on the meta device with shapes alone."""
-        with torch.device("meta" if meta else "cpu"):
+        with torch.device(device):
             return build(self.family, self.config, self.vocab_size, 0)
 
 
@@ -80,8 +83,8 @@ class OpenCheckpoint:
     """The line's data line."""
     model: ModelFacts
     """The line's model at this checkpoint."""
-    shapes: Model
-    """That model on the meta device."""
+    built: Model
+    """That model, with shapes or first values alone."""
     weights: FlatFile
     """Its parameters, or their moving average."""
 
@@ -92,18 +95,19 @@ class _Gone(Exception):
 
 @contextmanager
 def open_checkpoint(
-    paths: LinePaths, *, at: int | None = None, ema: bool = False
+    paths: LinePaths, *, at: int | None = None, ema: bool = False, device: Device = "meta"
 ) -> Iterator[OpenCheckpoint]:
     """The checkpoint after update `at`, or the newest, its bytes verified; with `ema` its moving average.
 
-    Raises Refused when there is none, when it is damaged, and when the line keeps no average.
+    The model is built on `device`: on the meta device it takes no memory. Raises Refused when there
+    is no checkpoint, when it is damaged, and when the line keeps no average.
     """
     data = Path(load_run(paths).data)
     opened = None
     while opened is None:
         info = _chosen(paths, at)
         try:
-            opened = _open(info, data, ema=ema)
+            opened = _open(info, data, ema=ema, device=device)
         except _Gone:  # a newer one superseded it; of a named one the next look says that it is gone
             continue
     with opened.weights:
@@ -123,24 +127,24 @@ def _chosen(paths: LinePaths, at: int | None) -> CheckpointInfo:
     return chosen
 
 
-def _open(info: CheckpointInfo, data: Path, *, ema: bool) -> OpenCheckpoint:
+def _open(info: CheckpointInfo, data: Path, *, ema: bool, device: Device) -> OpenCheckpoint:
     """Raises _Gone when the checkpoint's folder is no longer there."""
     try:
-        return _read(info, data, "ema" if ema else "params")
+        return _read(info, data, "ema" if ema else "params", device)
     except (OSError, Refused) as error:
         if not info.path.exists():
             raise _Gone from error
         raise
 
 
-def _read(info: CheckpointInfo, data: Path, tensor: str) -> OpenCheckpoint:
+def _read(info: CheckpointInfo, data: Path, tensor: str, device: Device) -> OpenCheckpoint:
     state = read_state(info.path)
     file = f"{tensor}.safetensors"
     if tensor == "ema" and state["run"].get("ema") is None:
         raise Refused(f"{info.path}: the line keeps no moving average (`ema` in run.json); leave out --ema")
     model = ModelFacts.of(state["run"]["model"])
-    shapes = model.build(meta=True)
-    layout = Layout.build(shapes.param_groups(), shapes.layer_label)
+    built = model.build(device)
+    layout = Layout.build(built.param_groups(), built.layer_label)
     if layout.digest != state["layout_digest"]:
         raise Refused(
             f"{info.path}: made with another parameter layout (digest {state['layout_digest'][:16]}, "
@@ -162,6 +166,6 @@ def _read(info: CheckpointInfo, data: Path, tensor: str) -> OpenCheckpoint:
         digest=digest,
         data=data,
         model=model,
-        shapes=shapes,
+        built=built,
         weights=weights,
     )

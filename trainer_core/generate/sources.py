@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer_core.data.sources import load_data_line
 from trainer_core.data.tokens.encode import read_tokenizer
 from trainer_core.errors import Refused
-from trainer_core.export.checkpoint import ModelFacts, open_checkpoint
+from trainer_core.export.checkpoint import open_checkpoint
 from trainer_core.export.forms import form_of
 from trainer_core.export.record import RECORD, read_export
 from trainer_core.line.files import read_json
@@ -47,21 +47,23 @@ def load_speaker(source: Path, *, at: int | None = None, ema: bool = False) -> S
 
 
 def _of_line(paths: LinePaths, *, at: int | None, ema: bool) -> Speaker:
-    with open_checkpoint(paths, at=at, ema=ema) as checkpoint:
+    with open_checkpoint(paths, at=at, ema=ema, device="cpu") as checkpoint:
         data = load_data_line(checkpoint.data)
         tokenizer = read_tokenizer(data.tokenizer)
-        model = _loaded(checkpoint.model, checkpoint.weights.read)
+        model = checkpoint.built
+        _load(model, checkpoint.weights.read)
     return Speaker(model=model, tokenizer_json=tokenizer, eos_id=data.eos_id)
 
 
 def _of_export(folder: Path) -> Speaker:
     record = read_export(folder)
-    names = form_of(record.model.family, record.model.build(meta=True)).names
+    model = record.model.build("cpu")
+    names = form_of(record.model.family, model).names
     where = _files(folder, names)
     try:
         tokenizer = (folder / "tokenizer.json").read_bytes()
         opened = {name: safe_open(folder / name, framework="pt") for name in sorted(set(where.values()))}
-        model = _loaded(record.model, lambda name: opened[where[name]].get_tensor(names[name]))
+        _load(model, lambda name: opened[where[name]].get_tensor(names[name]))
     except FileNotFoundError as error:
         raise Refused(f"{error.filename or folder}: missing; export the line again") from error
     except SafetensorError as error:
@@ -79,9 +81,7 @@ def _files(folder: Path, names: Mapping[str, str]) -> dict[str, str]:
 
 
 @torch.no_grad()
-def _loaded(facts: ModelFacts, read: Callable[[str], Tensor]) -> Model:
-    """The model with its weights, one parameter at a time."""
-    model = facts.build()
+def _load(model: Model, read: Callable[[str], Tensor]) -> None:
+    """Fill a model, one parameter at a time."""
     for name, param in model.named_parameters():
         param.copy_(read(name))
-    return model

@@ -42,7 +42,7 @@ def export_line(
     refuse_taken(out)
     paths = LinePaths(line)
     with open_checkpoint(paths, at=at, ema=ema) as checkpoint:
-        form = form_of(checkpoint.model.family, checkpoint.shapes)
+        form = form_of(checkpoint.model.family, checkpoint.built)
         data = load_data_line(checkpoint.data)
         tokenizer = tokenizer_files(
             read_tokenizer(data.tokenizer), eos_id=data.eos_id, longest_row=form.longest_row
@@ -61,7 +61,7 @@ def export_line(
 
 
 def _tensors(checkpoint: OpenCheckpoint, form: Form) -> list[Tensor32]:
-    shapes = {name: tuple(param.shape) for name, param in checkpoint.shapes.named_parameters()}
+    shapes = {name: tuple(param.shape) for name, param in checkpoint.built.named_parameters()}
     return [Tensor32(name=theirs, source=ours, shape=shapes[ours]) for ours, theirs in form.names.items()]
 
 

@@ -1,0 +1,142 @@
+"""Exported folders in transformers, in one process that cannot import nstrain: scores, tokens, generate()."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tools.written_line import written_line
+from trainer_core.data.sources import load_data_line
+from trainer_core.data.tokens.encode import Encoder
+from trainer_core.models.base import Model
+from trainer_core.ops.export import export_line
+
+MODELS = {"llama": "llama-nano-cpu", "gpt2": "gpt2-cpu", "neuronspark": "nano-cpu"}
+TEXT = "Größe, 2 < 3 \n\tend"
+
+SCRIPT = """
+import json, sys
+sys.path.append(sys.argv[1])  # what pip installed, without what it would run at a start
+try:
+    import trainer_core
+except ImportError:
+    pass
+else:
+    raise SystemExit("trainer_core is importable")
+import torch
+torch.set_num_threads(1)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+given = json.loads(sys.argv[2])
+ids = torch.tensor(given["ids"])
+for folder in given["folders"]:
+    trusted = {"trust_remote_code": True}
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **trusted)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
+    with torch.no_grad():
+        scores = model.eval()(ids).logits
+    begun, rest = ids[:, :9], {"max_new_tokens": 6, "do_sample": False}
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    torch.save(
+        {
+            "class": type(model).__name__,
+            "wrong": {key: sorted(map(str, value)) for key, value in info.items() if value},
+            "scores": scores,
+            "tokens": tokenizer(given["text"]).input_ids,
+            "spelled": tokenizer.decode(tokenizer(given["text"]).input_ids),
+            "eos": tokenizer.eos_token_id,
+            "cached": model.generate(begun, **rest),
+            "parallel": model.generate(begun, use_cache=False, **rest),
+            "loss": loss.detach(),
+            "gradients": sum(float(p.grad.abs().sum()) > 0 for p in model.parameters()),
+        },
+        folder + ".pt",
+    )
+"""
+
+IDS = [[(7 * t * t + 3 * row) % 256 for t in range(70)] for row in range(2)]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Model, dict[str, Any], Path]]:
+    """By family our model, what a process with transformers alone says of it, and the data line."""
+    root = tmp_path_factory.mktemp("hf")
+    models = {}
+    for family, preset in MODELS.items():
+        paths, model = written_line(root / family, preset, 1)
+        export_line(paths.root, root / f"{family}-out")
+        models[family] = model
+    given = {"ids": IDS, "text": TEXT, "folders": [str(root / f"{family}-out") for family in MODELS]}
+    home = {"HOME": str(root), "HF_HOME": str(root / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-I", "-S", "-c", SCRIPT, sysconfig.get_path("purelib"), json.dumps(given)]
+    done = subprocess.run(
+        command, cwd=root, env={"PATH": os.environ["PATH"], **home}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {
+        family: (model, torch.load(root / f"{family}-out.pt"), root / family / "data")
+        for family, model in models.items()
+    }
+
+
+Loaded = dict[str, tuple[Model, dict[str, Any], Path]]
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_scores_are_ours(family: str, loaded: Loaded) -> None:
+    model, found, _ = loaded[family]
+    with torch.no_grad():
+        ours = model.logits(torch.tensor(IDS))
+    assert found["wrong"] == {}
+    if family == "neuronspark":
+        assert torch.equal(found["scores"], ours)
+    else:
+        torch.testing.assert_close(found["scores"], ours, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_tokenizer_gives_the_ids_of_training(family: str, loaded: Loaded) -> None:
+    _, found, data = loaded[family]
+    line = load_data_line(data)
+    encoder = Encoder(Path(line.tokenizer.path).read_bytes(), eos_id=line.eos_id)
+    (document,) = encoder.encode([TEXT])
+    assert found["tokens"] == document[:-1].tolist()
+    assert (found["spelled"], found["eos"]) == (TEXT, line.eos_id)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_generate_goes_on_with_the_likeliest_with_and_without_a_cache(family: str, loaded: Loaded) -> None:
+    model, found, _ = loaded[family]
+    assert torch.equal(found["cached"], found["parallel"])
+    tokens = torch.tensor(IDS)[:, :9]
+    with torch.no_grad():
+        for _ in range(6):
+            tokens = torch.cat((tokens, model.logits(tokens)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(found["cached"], tokens)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_it_can_be_trained_on(family: str, loaded: Loaded) -> None:
+    model, found, _ = loaded[family]
+    ids = torch.tensor(IDS)
+    with torch.no_grad():
+        total, count = model.loss(ids[:, :-1], ids[:, 1:])
+    torch.testing.assert_close(found["loss"], total / count, atol=1e-5, rtol=1e-5)
+    assert found["gradients"] == len(list(model.parameters()))
+
+
+def test_the_classes_are_those_of_transformers_where_it_has_them(loaded: Loaded) -> None:
+    classes = {family: found["class"] for family, (_, found, _) in loaded.items()}
+    assert classes == {
+        "llama": "LlamaForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "neuronspark": "NeuronSparkForCausalLM",
+    }
