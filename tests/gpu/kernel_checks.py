@@ -1,4 +1,4 @@
-"""The kernels' part of capture.py: operators give on the GPU what their twins give in float64, twice alike."""
+"""The kernels' part of capture.py: operators give on a GPU what their twins give in float64, twice alike."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _judge(machine: Machine, by_kernel: bool, off: dict[torch.dtype, float]) -> 
 
 
 def the_head_equals_its_twin(machine: Machine) -> tuple[bool, str]:
-    """More rows than a chunk, or a vocabulary of more than a block and no whole ones; rows without a target."""
+    """More rows than a chunk, or a vocabulary of more than a block; some rows without a target."""
     off = {}
     for dtype, n, V in ((torch.float32, 1030, 1001), (torch.bfloat16, 70, 8201)):
         targets = torch.randint(V, (n,), generator=torch.Generator().manual_seed(3))
