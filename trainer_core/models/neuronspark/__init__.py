@@ -2,7 +2,8 @@
 
 Files: `config` its shape, `dendritic` and `hippocampal` the two layers; of the second, `leaky_trace` is the
 slow context that steers it, `product_keys` the table it knows by heart, `feed_forward` its neurons;
-`initialize` first values by name, `groups` the optimizer's view, `flops` its cost, `model` the stack.
+`initialize` first values by name, `groups` the optimizer's view, `flops` its cost, `probes` a look inside,
+`model` the stack.
 
 A layer is a function of the residual stream, the tokens (`Context`) and what came before (its state), of
 which training passes none. Each takes an optional `note`, which is called with the name and value of an

@@ -55,7 +55,7 @@ class Subject:
     """One value per head by name, of the sums of one layer."""
 
 
-def _subjects(c: NeuronSparkConfig) -> dict[str, tuple[Subject, ...]]:
+def subjects_of(c: NeuronSparkConfig) -> dict[str, tuple[Subject, ...]]:
     """Those of each kind of layer."""
     trace = partial(memory.gather_trace, channels=c.trace_channels)
     table = partial(product_keys.gather, table=c.pkm_keys**2)
@@ -112,11 +112,11 @@ def probe(model: NeuronSpark, rows: Tensor, *, train_length: int, eos: int) -> d
         return {}
     c = model.config
     kinds = ["hippocampal" if c.is_hippocampal(i) else "dendritic" for i in range(c.layers)]
-    subjects = _subjects(c)
+    subjects = subjects_of(c)
     watch = Watch([subjects[kind] for kind in kinds])
     every = EVERY_LONG if rows.shape[1] > train_length else EVERY
     rows = rows.to(model.embedding.weight.device)
-    for r, ids in enumerate(rows.split(1)):
+    for r, ids in enumerate(torch.split(rows, 1)):
         looked = r % every == 0
         watch.run(model, Tokens(ids=ids, eos=eos, train_length=train_length, attention=looked))
     found: dict[str, Tensor] = {}

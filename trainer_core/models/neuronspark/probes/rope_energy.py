@@ -23,7 +23,7 @@ def first_extended(theta: float, head_dim: int, train_length: int) -> int:
 def energies(x: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Sums over rows and tokens of x [B, H, T, d] squared: [H] in pairs from `first` on, and in all."""
     half = x.shape[-1] // 2
-    pairs = total(x.double().square().unflatten(-1, (2, half)), (0, 2, 3))
+    pairs = total(x.double().square().view(*x.shape[:-1], 2, half), (0, 2, 3))
     return pairs[:, first:].sum(-1), pairs.sum(-1)
 
 
