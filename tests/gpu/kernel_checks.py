@@ -15,6 +15,10 @@ from trainer_core.kernels.cross_entropy import op as cross_entropy_op
 from trainer_core.kernels.cross_entropy.reference import linear_cross_entropy_reference
 from trainer_core.kernels.norm import op as norm_op
 from trainer_core.kernels.norm.reference import rms_norm_reference
+from trainer_core.kernels.rope import op as rope_op
+from trainer_core.kernels.rope import rotate
+from trainer_core.kernels.rope.reference import rotate_reference
+from trainer_core.models.blocks import rope_tables
 
 BARS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest difference from the twin, relative to the largest element."""
@@ -92,8 +96,23 @@ def the_attention_equals_its_twin(machine: Machine) -> tuple[bool, str]:
     return _judge(machine, flash.serves(*(t.to(machine.device) for t in inputs)), off)
 
 
+def the_rotation_equals_its_twin(machine: Machine) -> tuple[bool, str]:
+    tables = rope_tables(301, 64, 10_000.0, torch.float32)
+    there = [t.to(machine.device) for t in tables]
+    off, x = {}, _draw(2, 301, 4, 64, seed=1).transpose(1, 2)
+    for dtype in BARS:
+        off[dtype] = _off(
+            machine,
+            lambda x: rotate(x, *there, keep_layout=True),
+            lambda x: rotate_reference(x, *tables),
+            [x.to(dtype)],
+        )
+    return _judge(machine, rope_op.launches(x.to(machine.device), there[0]), off)
+
+
 CHECKS: tuple[Check, ...] = (
     the_head_equals_its_twin,
     the_norm_equals_its_twin,
+    the_rotation_equals_its_twin,
     the_attention_equals_its_twin,
 )

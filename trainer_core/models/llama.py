@@ -98,7 +98,8 @@ class Attention(nn.Module):
             proj(x_BTD).view(B, T, self.heads, -1).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotate(q_BHTd, cos, sin), rotate(k_BHTd, cos, sin), v_BHTd
+        q_BHTd, k_BHTd = (rotate(x, cos, sin, keep_layout=True) for x in (q_BHTd, k_BHTd))
+        return q_BHTd, k_BHTd, v_BHTd
 
     def _out(self, out_BHTd: Tensor) -> Tensor:
         out: Tensor = self.out_proj(out_BHTd.transpose(1, 2).flatten(2))

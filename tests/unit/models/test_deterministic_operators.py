@@ -73,3 +73,9 @@ def test_none_is_refused(preset: str) -> None:
 
 def test_the_watch_looks_inside_our_operators() -> None:
     assert "scatter_add_" in _names("llama-cpu", "cpu")
+
+
+def test_a_llama_moves_no_heads_on_a_gpu() -> None:
+    """From the projections through rotation and attention and back, no tensor is copied to lie otherwise."""
+    assert not _names("llama-cpu", "cuda") & {"clone", "copy_", "contiguous"}
+    assert "clone" in _names("llama-cpu", "cpu")
