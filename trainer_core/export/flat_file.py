@@ -37,7 +37,7 @@ class FlatFile:
         """The parameter of this name, in memory of its own."""
         slot = self._slots[name]
         tensor = torch.empty(slot.shape, dtype=torch.float32)
-        place = memoryview(tensor.view(-1).numpy()).cast("B")
+        place = memoryview(tensor.view(-1).numpy()).cast("B")  # type: ignore[arg-type]
         for piece in self.pieces(name):
             place[: len(piece)] = piece
             place = place[len(piece) :]

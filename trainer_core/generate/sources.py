@@ -63,7 +63,7 @@ def _of_export(folder: Path) -> Speaker:
     try:
         tokenizer = (folder / "tokenizer.json").read_bytes()
         opened = {name: safe_open(folder / name, framework="pt") for name in sorted(set(where.values()))}
-        _load(model, lambda name: opened[where[name]].get_tensor(names[name]))
+        _load(model, lambda name: opened[where[name]].get_tensor(names[name]))  # type: ignore[no-untyped-call]
     except FileNotFoundError as error:
         raise Refused(f"{error.filename or folder}: missing; export the line again") from error
     except SafetensorError as error:
