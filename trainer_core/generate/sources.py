@@ -60,12 +60,13 @@ def _of_export(folder: Path) -> Speaker:
     model = record.model.build("cpu")
     names = form_of(record.model.family, model).names
     where = _files(folder, names)
+    lacking = [name for name in sorted({*where.values(), "tokenizer.json"}) if not (folder / name).exists()]
+    if lacking:
+        raise Refused([f"{folder / name}: missing; export the line again" for name in lacking])
     try:
         tokenizer = (folder / "tokenizer.json").read_bytes()
         opened = {name: safe_open(folder / name, framework="pt") for name in sorted(set(where.values()))}
         _load(model, lambda name: opened[where[name]].get_tensor(names[name]))  # type: ignore[no-untyped-call]
-    except FileNotFoundError as error:
-        raise Refused(f"{error.filename or folder}: missing; export the line again") from error
     except SafetensorError as error:
         raise Refused(f"{folder}: its weights cannot be read ({error}); export the line again") from error
     return Speaker(model=model, tokenizer_json=tokenizer, eos_id=record.eos_id)
