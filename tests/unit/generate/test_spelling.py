@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -29,11 +29,13 @@ def test_what_stays_broken_appears_at_the_end() -> None:
     assert pieces(b"a\xffb") == ["a", "", "\ufffdb", ""]
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=12))
 def test_pieces_of_text_join_to_it(text: str) -> None:
     assert "".join(pieces(text.encode("utf-8"))) == text
 
 
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([0x41, 0x80, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF]), max_size=12))
 def test_pieces_of_any_bytes_join_to_their_text(ids: list[int]) -> None:
     assert "".join(pieces(ids)) == bytes_to_text(ids)
