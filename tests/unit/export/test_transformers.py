@@ -55,6 +55,8 @@ for folder in given["folders"]:
             "eos": tokenizer.eos_token_id,
             "cached": model.generate(begun, **rest),
             "parallel": model.generate(begun, use_cache=False, **rest),
+            "beams": model.generate(begun, num_beams=3, **rest),
+            "parallel_beams": model.generate(begun, num_beams=3, use_cache=False, **rest),
             "loss": loss.detach(),
             "gradients": sum(float(p.grad.abs().sum()) > 0 for p in model.parameters()),
         },
@@ -116,6 +118,7 @@ def test_the_tokenizer_gives_the_ids_of_training(family: str, loaded: Loaded) ->
 def test_generate_goes_on_with_the_likeliest_with_and_without_a_cache(family: str, loaded: Loaded) -> None:
     model, found, _ = loaded[family]
     assert torch.equal(found["cached"], found["parallel"])
+    assert torch.equal(found["beams"], found["parallel_beams"])
     tokens = torch.tensor(IDS)[:, :9]
     with torch.no_grad():
         for _ in range(6):
