@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer_core.errors import Refused
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -38,8 +40,13 @@ class Sampling:
 
 
 def candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Ids that may follow, the likeliest first, and their probabilities in float64; scores [V]."""
+    """Ids that may follow, the likeliest first, and their probabilities in float64; scores [V].
+
+    Raises Refused when the scores are no numbers.
+    """
     ordered, ids = scores.detach().to("cpu", torch.float64).sort(descending=True, stable=True)
+    if not math.isfinite(ordered[0]):  # what is not a number comes first
+        raise Refused("the model's scores are no numbers; its training went wrong, choose an earlier --at")
     if sampling.temperature == 0:
         return ids[:1], torch.ones(1, dtype=torch.float64)
     if sampling.top_k is not None:

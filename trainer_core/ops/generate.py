@@ -38,6 +38,10 @@ class Request:
     def problems(self) -> list[str]:
         """What is wrong with the values, by the name of their option."""
         found = self.sampling.problems()
+        try:
+            self.prompt.encode("utf-8")
+        except UnicodeEncodeError:
+            found.append(f"--prompt {self.prompt!r}: is no UTF-8 text")
         for option, value, least in (
             ("--max-new-tokens", self.max_new_tokens, 1),
             ("--num-samples", self.samples, 1),

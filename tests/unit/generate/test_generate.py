@@ -146,11 +146,11 @@ def test_a_text_ends_with_its_document_unless_it_shall_go_on(line: Line) -> None
 
 def test_every_bad_option_is_refused_at_once(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--temperature", "-1", "--top-k", "0", "--top-p", "2", "--seed", "-1"]
-    more = ["--max-new-tokens", "0", "--num-samples", "0", "--at", "u3"]
+    more = ["--prompt", "\udcff", "--max-new-tokens", "0", "--num-samples", "0", "--at", "u3"]
     assert run(["generate", str(line[0].root), *options, *more]) == 20
     told = capsys.readouterr().err.splitlines()
     named = {line.split()[1] for line in told}
-    assert named == {option for option in (*options, *more) if option.startswith("--")} and len(told) == 7
+    assert named == {option for option in (*options, *more) if option.startswith("--")} and len(told) == 8
 
 
 def test_more_than_the_model_reads_is_refused(lines: dict[str, Line]) -> None:

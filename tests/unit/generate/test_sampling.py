@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
+from trainer_core.errors import Refused
 from trainer_core.generate.sampling import Sampler, Sampling, candidates
 
 SHARES = [0.1, 0.4, 0.2, 0.3]
@@ -70,6 +71,14 @@ def test_impossible_tokens_are_never_drawn() -> None:
     scores = torch.tensor([-math.inf, 0.0, -math.inf, 0.0])
     sampler = Sampler(Sampling(), seed=1)
     assert {sampler.choose(scores) for _ in range(50)} == {1, 3}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_no_numbers_are_refused(bad: float) -> None:
+    with pytest.raises(Refused, match="scores are no numbers"):
+        candidates(torch.tensor([0.0, bad, 1.0]), Sampling())
+    with pytest.raises(Refused, match="scores are no numbers"):
+        candidates(torch.tensor([-math.inf, -math.inf]), Sampling())
 
 
 def test_draws_have_the_probabilities() -> None:
