@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 _traced = "cpu"
@@ -17,6 +18,11 @@ _traced = "cpu"
 def target(t: Tensor) -> str:
     """Kind of the device, such as cpu or cuda."""
     return _traced if t.is_meta else t.device.type
+
+
+def launchable(*tensors: Tensor) -> bool:
+    """Whether tensors are for a GPU and of a dtype that our kernels for it read."""
+    return all(target(t) == "cuda" and t.dtype in (torch.float32, torch.bfloat16) for t in tensors)
 
 
 @contextmanager

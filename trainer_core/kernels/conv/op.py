@@ -13,21 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer_core.kernels.register import differentiate, operator
-from trainer_core.kernels.target import target
+from trainer_core.kernels.target import launchable, target
+from trainer_core.kernels.tensors import wide, wide_dtype
 
 CHUNK = 256
 """Tokens whose products with the gradient are summed at a time, in the cache of a CPU."""
 
 
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
 def _launchable(width: int, *tensors: Tensor | None) -> bool:
     """Whether our kernels for a GPU take these."""
-    kinds = (torch.float32, torch.bfloat16)
-    given = [t for t in tensors if t is not None]
-    return width == 4 and all(t.device.type == "cuda" and t.dtype in kinds for t in given)
+    return width == 4 and launchable(*(t for t in tensors if t is not None))
 
 
 def _convolve(x: Tensor, taps: Tensor, state: Tensor | None) -> Tensor:
@@ -54,7 +49,7 @@ def _new_state(x: Tensor, width: int, state: Tensor | None) -> Tensor:
 
 def _fake(x: Tensor, taps: Tensor, state: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     B, T, C = x.shape
-    kept = x.new_empty(x.shape if keep else (0,), dtype=torch.promote_types(x.dtype, torch.float32))
+    kept = x.new_empty(x.shape if keep else (0,), dtype=wide_dtype(x))
     return x.new_empty(B, T, C), x.new_empty(B, taps.shape[1] - 1, C), kept
 
 
@@ -66,10 +61,12 @@ def _conv(x: Tensor, taps: Tensor, state: Tensor | None, keep: bool) -> tuple[Te
         from trainer_core.kernels.conv.triton import conv_triton
 
         return conv_triton(x, taps, state), after, x.new_empty(0, dtype=torch.float32)
-    wide = _wide(x)
-    y = _convolve(wide, taps.to(wide.dtype).t().contiguous(), None if state is None else state.to(wide.dtype))
+    widened = wide(x)
+    y = _convolve(
+        widened, taps.to(widened.dtype).t().contiguous(), None if state is None else state.to(widened.dtype)
+    )
     if not keep:
-        return F.silu(y, inplace=True).to(x.dtype).contiguous(), after, wide.new_empty(0)
+        return F.silu(y, inplace=True).to(x.dtype).contiguous(), after, widened.new_empty(0)
     sigmoid = torch.sigmoid(y)
     return y.mul_(sigmoid).contiguous(), after, sigmoid.contiguous()
 
@@ -129,15 +126,15 @@ def _conv_backward(
 
         d_x, d_taps, d_state = conv_backward_triton(grad, x, taps, state)
         return d_x, d_taps.to(taps.dtype), d_state
-    wide = _wide(x)
-    columns = taps.to(wide.dtype).t().contiguous()
-    before = None if state is None else state.to(wide.dtype)
+    widened = wide(x)
+    columns = taps.to(widened.dtype).t().contiguous()
+    before = None if state is None else state.to(widened.dtype)
     if sigmoid.numel():  # silu(y)' = sigmoid + silu(y) (1 - sigmoid)
         d_y = torch.addcmul(sigmoid, out, 1 - sigmoid).mul_(grad)
     else:
-        y = _convolve(wide, columns, before)
-        d_y = torch.ops.aten.silu_backward.grad_input(grad.to(wide.dtype), y, grad_input=y)
-    d_taps = _taps_gradient(d_y, wide, before, taps.shape[1])
+        y = _convolve(widened, columns, before)
+        d_y = torch.ops.aten.silu_backward.grad_input(grad.to(widened.dtype), y, grad_input=y)
+    d_taps = _taps_gradient(d_y, widened, before, taps.shape[1])
     d_state = d_y[:, :0] if state is None else _state_gradient(d_y, columns)
     d_x = _spread(d_y, columns)
     return d_x.to(x.dtype).contiguous(), d_taps.to(taps.dtype), d_state.to(x.dtype).contiguous()

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from trainer_core.kernels.cross_entropy.reference import IGNORE_INDEX
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.target import target
+from trainer_core.kernels.tensors import wide_dtype
 from trainer_core.kernels.wide_gradient import wide_gradient
 
 CHUNK, NARROW_CHUNK = 256, 1024
@@ -27,18 +28,13 @@ LAUNCHED_CHUNKS = {torch.float32: 1024, torch.bfloat16: 4096}
 """The same where kernels are launched, which hold the logits once and in the dtype of the inputs."""
 
 
-def _accumulated(hidden: Tensor) -> torch.dtype:
-    """Logits and sums are float32, or wider when the inputs are."""
-    return torch.promote_types(hidden.dtype, torch.float32)
-
-
 def launches(hidden: Tensor) -> bool:
     """Whether there are kernels for such logits on their device."""
     return target(hidden) == "cuda" and hidden.dtype in LAUNCHED_CHUNKS
 
 
 def _chunks(hidden: Tensor) -> Iterator[slice]:
-    size = CHUNK if hidden.dtype == _accumulated(hidden) else NARROW_CHUNK
+    size = CHUNK if hidden.dtype == wide_dtype(hidden) else NARROW_CHUNK
     size = LAUNCHED_CHUNKS[hidden.dtype] if launches(hidden) else size
     for start in range(0, hidden.shape[0], size):
         yield slice(start, start + size)
@@ -50,7 +46,7 @@ def _probabilities(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     The log-sum-exp comes from the largest probability, which is at least 1 / V: no second pass of
     exponentials, and no underflow however unlikely the target.
     """
-    logits = (hidden @ weight.t()).to(_accumulated(hidden))
+    logits = (hidden @ weight.t()).to(wide_dtype(hidden))
     kept = (targets != IGNORE_INDEX)[:, None]
     safe = targets.clamp(min=0)[:, None]
     probabilities = torch.softmax(logits, -1)
@@ -86,7 +82,7 @@ def _into_gradient(logits: Tensor, targets: Tensor, tops: Tensor, sums: Tensor) 
 
 
 def _fake_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    return hidden.new_empty((), dtype=_accumulated(hidden))
+    return hidden.new_empty((), dtype=wide_dtype(hidden))
 
 
 @operator("linear_cross_entropy", fake=_fake_loss, composed=True)
@@ -98,11 +94,11 @@ def loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             total += _losses(hidden[part] @ weight.t(), targets[part])[0].sum(dtype=torch.float64)
         else:
             total += _probabilities(hidden[part], weight, targets[part])[1]
-    return total.to(_accumulated(hidden))
+    return total.to(wide_dtype(hidden))
 
 
 def _fake_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _accumulated(hidden)
+    wide = wide_dtype(hidden)
     return hidden.new_empty((), dtype=wide), torch.empty_like(hidden), torch.empty_like(weight, dtype=wide)
 
 
@@ -138,7 +134,7 @@ def _add_chunk(hidden: Tensor, weight: Tensor, targets: Tensor, d_hidden: Tensor
 @operator("linear_cross_entropy_train", fake=_fake_gradients, composed=True)
 def loss_and_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Summed loss and its gradients of hidden and weight, for training."""
-    wide = _accumulated(hidden)
+    wide = wide_dtype(hidden)
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight, dtype=wide)

@@ -13,27 +13,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainer_core.kernels.register import operator
-from trainer_core.kernels.target import target
+from trainer_core.kernels.target import launchable
+from trainer_core.kernels.tensors import as_rows, wide
 
 WIDEST = 8192
 """Longest row of the kernels."""
 
 
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
 def launches(x: Tensor, weight: Tensor) -> bool:
     """Whether there are kernels for these tensors on their device."""
-    kinds = (torch.float32, torch.bfloat16)
-    fits = x.dtype in kinds and weight.dtype in kinds and 0 < x.shape[-1] <= WIDEST and x.numel() > 0
-    return target(x) == "cuda" and fits
-
-
-def _as_rows(t: Tensor) -> Tensor:
-    """[n, C] with neighbours in memory along C; a slice of something wider is not copied."""
-    rows = t.reshape(-1, t.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
+    return launchable(x, weight) and 0 < x.shape[-1] <= WIDEST and x.numel() > 0
 
 
 def _fake_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -65,27 +54,27 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if launches(x, weight):
-            rows = _as_rows(x)
+            rows = as_rows(x)
             out, scale = norm_forward(rows, weight, eps)
             ctx.save_for_backward(rows, weight, scale)
             whole: Tensor = out.view(x.shape)
             return whole
         rows = x.reshape(-1, x.shape[-1])
-        wide = _wide(rows)
-        squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+        widened = wide(rows)
+        squares = torch.linalg.vector_norm(widened, dim=-1, keepdim=True).square_()
         scale = squares.div_(rows.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(rows, weight, scale)
-        return torch.mul(wide, scale).mul_(_wide(weight)).to(x.dtype).view(x.shape)
+        return torch.mul(widened, scale).mul_(wide(weight)).to(x.dtype).view(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         narrow, narrow_weight, scale = ctx.saved_tensors
         if launches(narrow, narrow_weight):
-            d_x, d_gain = norm_backward(_as_rows(grad), narrow, narrow_weight, scale)
+            d_x, d_gain = norm_backward(as_rows(grad), narrow, narrow_weight, scale)
             return d_x.view(grad.shape), d_gain, None
-        rows, weight = _wide(narrow), _wide(narrow_weight)
-        g = _wide(grad.reshape(rows.shape))
+        rows, weight = wide(narrow), wide(narrow_weight)
+        g = wide(grad.reshape(rows.shape))
         products = g * rows
         d_weight = torch.mv(products.t(), scale[:, 0])
         pull = torch.mv(products, weight)[:, None] * scale.pow(3) / rows.shape[-1]

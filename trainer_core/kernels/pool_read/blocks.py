@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer_core.kernels.tensors import wide_dtype
+
 BLOCK = 64
 """Queries per block."""
 
@@ -91,11 +93,6 @@ class Pool:
         """Clocks [B, K, R, end - start, 1] of the queries since the first one of a block."""
         first, last = self.earlier + start, self.earlier + end
         return self.passed(first, last)[..., first:, None]
-
-
-def wide_dtype(q: Tensor, clock: Tensor) -> torch.dtype:
-    """What logits are computed in: at least float32."""
-    return torch.promote_types(torch.promote_types(q.dtype, clock.dtype), torch.float32)
 
 
 def pool(

@@ -13,6 +13,7 @@ from torch import Tensor
 from trainer_core.kernels.pool_read import blocks
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.target import target
+from trainer_core.kernels.tensors import wide_dtype
 
 SAVE_UP_TO = 1024
 """Most events whose weights are kept for the backward pass; longer rows recompute them, and so do kernels."""
@@ -42,7 +43,7 @@ def _fake(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     B, H, T, _ = q.shape
-    wide = blocks.wide_dtype(q, clock)
+    wide = wide_dtype(q, clock)
     saved = B * H * blocks.saved_size(T, k.shape[2]) if save else 0
     return (
         torch.empty_like(q, memory_format=torch.contiguous_format),

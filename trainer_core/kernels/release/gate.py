@@ -14,17 +14,16 @@ from torch.nn import functional as F
 
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.release.parts import (
-    as_rows,
     binary_gradients,
     graded_gradients,
     keeps,
-    launchable,
     like,
     nothing,
     theta_gradient,
     values,
-    wide,
 )
+from trainer_core.kernels.target import launchable
+from trainer_core.kernels.tensors import as_rows, wide, wide_dtype
 
 
 def _normed(s: Tensor, gain: Tensor, scale: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ def _released(s: Tensor, gain: Tensor, t: Tensor, scale: Tensor, binary: bool) -
 def _fake_gate(
     s: Tensor, gain: Tensor, theta: Tensor, z: Tensor, eps: float, binary: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    compute = torch.promote_types(s.dtype, torch.float32)
+    compute = wide_dtype(s)
     shape = (s.numel() // s.shape[-1], s.shape[-1] if keep else 0)
     kept = [s.new_empty(shape, dtype=compute) for _ in range(2)]
     return like(z), s.new_empty(shape[0], 1, dtype=compute), kept[0], kept[1]

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.release.parts import (
-    as_rows,
     binary_gradients,
     graded_gradients,
-    launchable,
     like,
     theta_gradient,
     values,
-    wide,
 )
+from trainer_core.kernels.target import launchable
+from trainer_core.kernels.tensors import as_rows, wide
 
 
 def _fake_release(x: Tensor, theta: Tensor, two_sided: bool, binary: bool) -> Tensor:

@@ -12,11 +12,6 @@ from trainer_core.kernels.release.reference import sharpness
 from trainer_core.kernels.target import target
 
 
-def wide(t: Tensor) -> Tensor:
-    """float32, or the dtype of t if that is wider."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
 def values(x: Tensor, t: Tensor, two_sided: bool, binary: bool) -> Tensor:
     """What is released over thresholds t >= 0."""
     if not binary:
@@ -60,12 +55,6 @@ def binary_gradients(grad: Tensor, x: Tensor, t: Tensor, two_sided: bool) -> tup
     return slope.add_(slope_off).mul_(grad), d_t
 
 
-def as_rows(t: Tensor) -> Tensor:
-    """[n, C] with neighbours in memory along C; a slice of something wider is not copied."""
-    rows = t.reshape(-1, t.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
 def theta_gradient(d_t: Tensor, theta: Tensor) -> Tensor:
     """From the gradient of |theta|."""
     return (d_t * theta.sign()).to(theta.dtype)
@@ -86,9 +75,3 @@ def keeps(*tensors: Tensor) -> bool:
     if not torch.is_grad_enabled():
         return False
     return all(target(t) == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
-
-
-def launchable(*tensors: Tensor) -> bool:
-    """Whether our kernels for a GPU take these."""
-    kinds = (torch.float32, torch.bfloat16)
-    return all(t.device.type == "cuda" and t.dtype in kinds for t in tensors)

@@ -13,17 +13,16 @@ from torch import Tensor
 
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.release.parts import (
-    as_rows,
     binary_gradients,
     graded_gradients,
     keeps,
-    launchable,
     like,
     nothing,
     theta_gradient,
     values,
-    wide,
 )
+from trainer_core.kernels.target import launchable
+from trainer_core.kernels.tensors import as_rows, wide
 
 
 def _fake(

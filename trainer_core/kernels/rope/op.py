@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainer_core.kernels.register import operator
-from trainer_core.kernels.target import target
+from trainer_core.kernels.target import launchable
 
 
 def launches(x: Tensor, cos: Tensor) -> bool:
     """Whether there is a kernel for these tensors on their device."""
-    kinds = (torch.float32, torch.bfloat16)
-    return target(x) == "cuda" and x.dtype in kinds and cos.dtype in kinds and x.ndim == 4 and x.numel() > 0
+    return launchable(x, cos) and x.ndim == 4 and x.numel() > 0
 
 
 def _empty(x: Tensor, keep_layout: bool) -> Tensor:

@@ -14,16 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from trainer_core.kernels.register import differentiate, operator
+from trainer_core.kernels.target import launchable
+from trainer_core.kernels.tensors import wide, wide_dtype
 from trainer_core.kernels.wide_gradient import wide_gradient
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
-def _launchable(*tensors: Tensor) -> bool:
-    kinds = (torch.float32, torch.bfloat16)
-    return all(t.device.type == "cuda" and t.dtype in kinds for t in tensors)
 
 
 def _nothing(*_: Any) -> None:
@@ -33,7 +26,7 @@ def _nothing(*_: Any) -> None:
 @operator("add_segments", fake=_nothing, mutates=("out",))
 def add_segments(out: Tensor, rows: Tensor, index: Tensor) -> None:
     """Adds rows [n, d] into the rows of out [size, d] that index [n] names."""
-    if _launchable(out, rows):
+    if launchable(out, rows):
         from trainer_core.kernels.segment_sum.triton import add_segments_triton
 
         add_segments_triton(out, rows, index, None)
@@ -44,7 +37,7 @@ def add_segments(out: Tensor, rows: Tensor, index: Tensor) -> None:
 @operator("add_weighted_segments", fake=_nothing, mutates=("out",))
 def add_weighted_segments(out: Tensor, rows: Tensor, slots: Tensor, weights: Tensor) -> None:
     """Adds weights[i, j] rows[i] into out[slots[i, j]]: out [S, d], rows [n, d], slots and weights [n, k]."""
-    if _launchable(out, rows, weights):
+    if launchable(out, rows, weights):
         from trainer_core.kernels.segment_sum.triton import add_segments_triton
 
         add_segments_triton(out, rows, slots, weights)
@@ -63,7 +56,7 @@ def _fake_segment_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
 
 @operator("segment_sum", fake=_fake_segment_sum)
 def _segment_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
-    wide = rows.new_zeros(size, rows.shape[1], dtype=torch.promote_types(rows.dtype, torch.float32))
+    wide = rows.new_zeros(size, rows.shape[1], dtype=wide_dtype(rows))
     add_segments(wide, rows, index)
     return wide.to(rows.dtype)
 
@@ -92,30 +85,31 @@ def _fake_weighted_rows(table: Tensor, slots: Tensor, weights: Tensor) -> Tensor
 
 @operator("weighted_rows", fake=_fake_weighted_rows)
 def _weighted_rows(table: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
-    if _launchable(table, weights):
+    if launchable(table, weights):
         from trainer_core.kernels.segment_sum.triton import weighted_rows_triton
 
         return weighted_rows_triton(table, slots, weights)
-    wide = _wide(table)
-    return F.embedding_bag(slots, wide, mode="sum", per_sample_weights=weights.to(wide.dtype)).to(table.dtype)
+    values = wide(table)
+    found = F.embedding_bag(slots, values, mode="sum", per_sample_weights=weights.to(values.dtype))
+    return found.to(table.dtype)
 
 
 def _fake_weights_gradient(grad: Tensor, table: Tensor, slots: Tensor) -> Tensor:
-    return grad.new_empty(slots.shape, dtype=torch.promote_types(grad.dtype, torch.float32))
+    return grad.new_empty(slots.shape, dtype=wide_dtype(grad))
 
 
 @operator("weighted_rows_weights_gradient", fake=_fake_weights_gradient)
 def _weights_gradient(grad: Tensor, table: Tensor, slots: Tensor) -> Tensor:
     """grad[i] . table[slots[i, j]] for each weight, [n, k]."""
-    if _launchable(grad, table):
+    if launchable(grad, table):
         from trainer_core.kernels.segment_sum.triton import weights_gradient_triton
 
         return weights_gradient_triton(grad, table, slots)
     n, k = slots.shape
-    wide = _wide(grad)
+    widened = wide(grad)
     bags = torch.arange(n, device=slots.device).repeat_interleave(k, output_size=n * k)
     dots: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-        wide, table.to(wide.dtype), slots.flatten(), bags.new_empty(0), bags, 0
+        widened, table.to(widened.dtype), slots.flatten(), bags.new_empty(0), bags, 0
     )
     return dots.view(n, k)
 
@@ -139,7 +133,7 @@ class _WeightedRows(torch.autograd.Function):
         if ctx.wide is not None:
             add_weighted_segments(ctx.wide, grad, slots, weights)
         elif ctx.needs_input_grad[0]:
-            sums = torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32))
+            sums = torch.zeros_like(table, dtype=wide_dtype(table))
             add_weighted_segments(sums, grad, slots, weights)
             d_table = sums.to(table.dtype)
         if ctx.needs_input_grad[2]:

@@ -19,9 +19,10 @@ from trainer_core.kernels.conv import causal_conv_silu
 from trainer_core.kernels.norm import rms_norm
 from trainer_core.kernels.release import fired, norm_release_gate
 from trainer_core.kernels.scan import scan
+from trainer_core.kernels.tensors import wide
 from trainer_core.models.blocks import Linear, RMSNorm, recomputed
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
-from trainer_core.models.neuronspark.layer import Context, Note, project, wide
+from trainer_core.models.neuronspark.layer import Context, Note, project
 
 DendriticState = tuple[Tensor, Tensor]
 """Potentials [B, H, P, N] and the last inputs of the convolution [B, W - 1, E + 2 G N]."""

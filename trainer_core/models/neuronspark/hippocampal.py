@@ -24,10 +24,11 @@ from trainer_core.kernels.pool_read import pool_read
 from trainer_core.kernels.release import fired, release
 from trainer_core.kernels.rope import rotate
 from trainer_core.kernels.running_sum import running_sum
+from trainer_core.kernels.tensors import wide
 from trainer_core.models.blocks import Linear, RMSNorm
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
 from trainer_core.models.neuronspark.feed_forward import FeedForward
-from trainer_core.models.neuronspark.layer import Context, Note, project, wide
+from trainer_core.models.neuronspark.layer import Context, Note, project
 from trainer_core.models.neuronspark.leaky_trace import Trace
 from trainer_core.models.neuronspark.product_keys import ProductKeys
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -55,8 +54,3 @@ class Layer(Protocol):
 def project(x: Tensor, linear: Linear | Embedding) -> Tensor:
     """x weight^T in the dtype of the weight, which may be narrower than the residual stream."""
     return F.linear(x.to(linear.weight.dtype), linear.weight)
-
-
-def wide(x: Tensor) -> Tensor:
-    """x in float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

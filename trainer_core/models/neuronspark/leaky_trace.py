@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer_core.kernels.scan import scan
+from trainer_core.kernels.tensors import wide
 from trainer_core.models.blocks import Linear
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
-from trainer_core.models.neuronspark.layer import Note, project, wide
+from trainer_core.models.neuronspark.layer import Note, project
 
 
 class Trace(nn.Module):

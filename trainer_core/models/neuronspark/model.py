@@ -19,6 +19,7 @@ from trainer_core.engine.layout import ParamGroup
 from trainer_core.kernels.cost import Cost
 from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.pool_read import seen_before
+from trainer_core.kernels.tensors import wide
 from trainer_core.models.base import Model
 from trainer_core.models.blocks import Embedding, RMSNorm, recomputed, rope_tables
 from trainer_core.models.neuronspark import flops, groups, probes
@@ -27,7 +28,7 @@ from trainer_core.models.neuronspark.dendritic import DendriticLayer, DendriticS
 from trainer_core.models.neuronspark.hippocampal import HippocampalLayer, HippocampalState
 from trainer_core.models.neuronspark.initialize import initialize
 from trainer_core.models.neuronspark.kernel_costs import kernel_costs
-from trainer_core.models.neuronspark.layer import Context, Layer, project, wide
+from trainer_core.models.neuronspark.layer import Context, Layer, project
 
 LayerNote = Callable[[int, str, Tensor], None]
 """Takes the number of a layer, and the name and value of an inner quantity of it."""

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from trainer_core.kernels.norm import rms_norm
 from trainer_core.kernels.segment_sum import weighted_rows
+from trainer_core.kernels.tensors import wide
 from trainer_core.models.blocks import Linear
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
-from trainer_core.models.neuronspark.layer import Note, project, wide
+from trainer_core.models.neuronspark.layer import Note, project
 
 
 class ProductKeys(nn.Module):
