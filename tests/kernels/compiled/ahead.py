@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from trainer_core.kernels.compiler import FP_FUSION
 
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
@@ -58,9 +60,24 @@ _SOURCES: dict[str, Source] = {}
 
 
 def compiled(name: str, source: Source, architecture: int, fusion: bool) -> Any:
-    """The compiled kernel; each is compiled once in a process."""
-    _SOURCES[name] = source
+    """The compiled kernel; each is compiled once in a process, so a name has one source."""
+    assert _SOURCES.setdefault(name, source) == source, f"two kernels are called {name!r}"
     return _compile(name, architecture, fusion)
+
+
+def everywhere(names: Iterable[str], *, trained: str) -> list[tuple[str, int]]:
+    """Names and GPUs: what training launches, by the end of its name, with every GPU, others with one."""
+    return [(n, a) for n in names for a in (ARCHITECTURES if n.endswith(trained) else ARCHITECTURES[:1])]
+
+
+def binary(name: str, source: Source, architecture: int, *, most_fused: int = 0) -> str:
+    """The assembly of a kernel that became a binary, without atomics and fusion but for `most_fused`."""
+    built = compiled(name, source, architecture, FP_FUSION)
+    assert built.asm["cubin"][:4] == b"\x7fELF"
+    ptx: str = built.asm["ptx"]
+    assert f".target sm_{architecture}" in ptx
+    assert fused(ptx) <= most_fused and atomics(ptx) == 0
+    return ptx
 
 
 def accesses(ptx: str) -> Counter[str]:

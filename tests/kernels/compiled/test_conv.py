@@ -2,8 +2,12 @@
 
 import pytest
 
-from tests.kernels.compiled.ahead import ARCHITECTURES, Source, accesses, atomics, compiled, fused
-from trainer_core.kernels.compiler import FP_FUSION
+from tests.kernels.compiled.ahead import (
+    Source,
+    accesses,
+    binary,
+    everywhere,
+)
 from trainer_core.kernels.conv.triton import BLOCK, ROWS, STRIP, WARPS, conv_backward_kernel, conv_kernel
 
 LENGTHS = ("T", "C", "row_stride", "stride", "tiles", "strips")
@@ -36,26 +40,11 @@ SOURCES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
-EVERYWHERE = [(name, architecture) for name in SOURCES for architecture in ARCHITECTURES[:1]]
-EVERYWHERE += [(n, a) for n in SOURCES if n.endswith("*bf16") for a in ARCHITECTURES[1:]]
-"""What training launches is compiled for every GPU, the other variants for one."""
-
-
-@pytest.mark.parametrize(("name", "architecture"), EVERYWHERE)
+@pytest.mark.parametrize(("name", "architecture"), everywhere(SOURCES, trained="*bf16"))
 def test_a_binary_without_fusion_or_atomics_that_moves_16_bytes_at_a_time(
     name: str, architecture: int
 ) -> None:
-    built = compiled(name, SOURCES[name], architecture, FP_FUSION)
-    assert built.asm["cubin"][:4] == b"\x7fELF"
-    ptx = built.asm["ptx"]
-    assert fused(ptx) == 0 and atomics(ptx) == 0
+    ptx = binary(name, SOURCES[name], architecture)
     found = accesses(ptx)
     assert found["ld.v4.b32"] >= 4 and found["st.v4.b32"] >= 1
     assert set(found) == {"ld.v4.b32", "st.v4.b32"}, found

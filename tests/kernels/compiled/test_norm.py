@@ -2,7 +2,13 @@
 
 import pytest
 
-from tests.kernels.compiled.ahead import ARCHITECTURES, Source, accesses, atomics, compiled, fused
+from tests.kernels.compiled.ahead import (
+    Source,
+    accesses,
+    binary,
+    compiled,
+    everywhere,
+)
 from trainer_core.kernels.compiler import FP_FUSION
 from trainer_core.kernels.norm.triton import norm_backward_kernel, norm_kernel, tile
 
@@ -39,27 +45,12 @@ SOURCES = {
 """With the activations that a tile reads and writes."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
-EVERYWHERE = [(name, architecture) for name in SOURCES for architecture in ARCHITECTURES[:1]]
-EVERYWHERE += [(n, a) for n in SOURCES if n.endswith("2048 *bf16 *bf16") for a in ARCHITECTURES[1:]]
-"""What training launches is compiled for every GPU, the other variants for one."""
-
-
-@pytest.mark.parametrize(("name", "architecture"), EVERYWHERE)
+@pytest.mark.parametrize(("name", "architecture"), everywhere(SOURCES, trained="2048 *bf16 *bf16"))
 def test_a_binary_without_fusion_or_atomics_that_moves_16_bytes_at_a_time(
     name: str, architecture: int
 ) -> None:
     source, (loads, stores) = SOURCES[name]
-    built = compiled(f"rms norm {name}", source, architecture, FP_FUSION)
-    assert built.asm["cubin"][:4] == b"\x7fELF"
-    ptx = built.asm["ptx"]
-    assert fused(ptx) == 0 and atomics(ptx) == 0
+    ptx = binary(f"rms norm {name}", source, architecture)
     elements = source.constants["ROWS"] * source.constants["BLOCK"] // (32 * source.num_warps)
     each = elements * (4 if source.types["x"] == "*fp32" else 2) // 16
     found = accesses(ptx)

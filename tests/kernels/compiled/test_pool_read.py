@@ -71,13 +71,6 @@ CASES = [(90, name) for name in QUICK] + [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
 @pytest.mark.parametrize(("architecture", "name"), CASES)
 def test_a_binary_that_loads_ahead_for_tensor_cores(architecture: int, name: str) -> None:
     source = SOURCES[name]

@@ -76,13 +76,6 @@ OTHERS = {
 """Small tiles in float32, on one architecture."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
 def _ptx(name: str, architecture: int) -> str:
     return compiled(f"scan: {name}", {**SOURCES, **OTHERS}[name], architecture, FP_FUSION).asm["ptx"]
 
