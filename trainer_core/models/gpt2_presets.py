@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_core.models.preset import Preset, make_preset
+from trainer_core.models.preset import CPU_TRAINING, Preset, make_preset
 
 
 def _gpt2(
@@ -50,14 +50,7 @@ PRESETS: tuple[Preset, ...] = (
         (2, 128, 4),
         init_std=0.05,
         n_positions=256,
-        peak_lr=3e-3,
-        row_length=128,
-        tokens_per_update=1_024,
-        rows=8,
-        warmup_tokens=16 * 1_024,
-        betas=(0.9, 0.95),
-        validation_every=32,
-        checkpoint_every=32,
+        **CPU_TRAINING,
     ),
 )
 """Every GPT-2 that has a name."""

@@ -26,6 +26,20 @@ TRAINING: Mapping[str, Any] = MappingProxyType(
 )
 """The keys of a preset's training, with the values of the small-Llama recipe."""
 
+CPU_TRAINING: Mapping[str, Any] = MappingProxyType(
+    {
+        "row_length": 128,
+        "tokens_per_update": 1_024,
+        "rows": 8,
+        "warmup_tokens": 16 * 1_024,
+        "peak_lr": 3e-3,
+        "betas": (0.9, 0.95),
+        "validation_every": 32,
+        "checkpoint_every": 32,
+    }
+)
+"""Where the presets for two cores differ from TRAINING."""
+
 LONGEST_ROW = ("rope_max_seq_len", "n_positions")
 """Keys of a configuration that hold the longest row: of rotary and of learnt positions."""
 

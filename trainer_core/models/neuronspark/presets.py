@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_core.models.preset import Preset, make_preset
+from trainer_core.models.preset import CPU_TRAINING, Preset, make_preset
 
 
 def _neuronspark(name: str, vocab_size: int, config: dict[str, Any], **training: Any) -> Preset:
@@ -20,16 +20,6 @@ _LARGE: dict[str, Any] = {
     "peak_lr": 3e-4,
     "rows": 4,
     "ac": "dendritic",
-}
-
-_CPU: dict[str, Any] = {
-    "row_length": 128,
-    "tokens_per_update": 1_024,
-    "rows": 8,
-    "warmup_tokens": 16 * 1_024,
-    "peak_lr": 3e-3,
-    "validation_every": 32,
-    "checkpoint_every": 32,
 }
 
 PRESETS: tuple[Preset, ...] = (
@@ -136,7 +126,7 @@ PRESETS: tuple[Preset, ...] = (
             "rope_theta": 1e4,
             "rope_max_seq_len": 2_048,
         },
-        **_CPU,
+        **CPU_TRAINING,
     ),
     _neuronspark(
         "nano-cpu",
@@ -161,7 +151,7 @@ PRESETS: tuple[Preset, ...] = (
             "rope_theta": 1e4,
             "rope_max_seq_len": 2_048,
         },
-        **_CPU,
+        **CPU_TRAINING,
     ),
 )
 """Every NeuronSpark that has a name."""
