@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from trainer_core.kernels.segment_sum import segment_sum
 from trainer_core.kernels.segment_sum.op import add_segments
+from trainer_core.kernels.target import target
 from trainer_core.kernels.wide_gradient import wide_gradient
 
 
@@ -37,7 +38,7 @@ class _Embedding(torch.autograd.Function):
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """Rows [..., d] of table [V, d] by ids [...]."""
     wide = wide_gradient(table)
-    if not torch.is_grad_enabled() or (wide is None and table.device.type == "cpu"):
+    if not torch.is_grad_enabled() or (wide is None and target(table) == "cpu"):
         return F.embedding(ids, table)  # whose backward pass on a CPU adds in the order of the rows, too
     out: Tensor = _Embedding.apply(ids, table, wide)  # type: ignore[no-untyped-call]
     return out

@@ -9,13 +9,15 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer_core.kernels.target import target
+
 CHUNK = 64
 """Elements that one triangle adds."""
 
 
 def running_sum(x: Tensor) -> Tensor:
     """y_t = x_1 + ... + x_t along the last axis of x [..., T]."""
-    return x.cumsum(-1) if x.device.type == "cpu" else running_sum_by_products(x)
+    return x.cumsum(-1) if target(x) == "cpu" else running_sum_by_products(x)
 
 
 def running_sum_by_products(x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer_core.kernels.target import target
+
 _NAME = "_wide_gradient"
 
 
@@ -21,7 +23,7 @@ def sum_gradients(param: nn.Parameter, wide: Tensor) -> Any:
     def add(param: Tensor) -> None:
         if param.grad is not None:  # autograd calls also where a kernel gave it none
             # A GPU widens on its way; a CPU makes a copy, which a trace of memory does not see unless we do.
-            wide.add_(param.grad if wide.is_cuda else param.grad.to(wide.dtype))
+            wide.add_(param.grad if target(wide) == "cuda" else param.grad.to(wide.dtype))
             param.grad = None
 
     setattr(param, _NAME, wide)
