@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trainer_core.kernels.attention import causal_attention, causal_attention_reference
+from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.embedding import embedding
 from trainer_core.kernels.norm import rms_norm
 
@@ -63,6 +64,15 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return embedding(ids, self.weight)
+
+
+def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy summed over the targets other than -100, and their number.
+
+    hidden [B, T, D] before the head, weight [V, D], targets [B, T].
+    """
+    total = linear_cross_entropy(hidden.flatten(0, 1), weight, targets.flatten())
+    return total, (targets != IGNORE_INDEX).sum()
 
 
 KeysValues = tuple[Tensor, Tensor]

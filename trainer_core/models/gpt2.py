@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from trainer_core.engine.layout import ParamGroup
 from trainer_core.errors import Refused
 from trainer_core.kernels.attention import ATTENTION
-from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.dropout import dropout
 from trainer_core.models.base import Model
 from trainer_core.models.blocks import (
@@ -28,6 +27,7 @@ from trainer_core.models.blocks import (
     KeysValues,
     LayerNorm,
     attend_after,
+    head_loss,
     init_normal,
     no_past,
     recomputed,
@@ -218,9 +218,7 @@ class GPT2(Model):
     def loss(self, ids: Tensor, targets: Tensor, ac: str = "none") -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the targets other than -100, and their number; ids, targets [B, T]."""
         counter = self.dropping() if self.config.dropout else None
-        hidden = self._hidden(ids, ac, counter)
-        total = linear_cross_entropy(hidden.flatten(0, 1), self.wte.weight, targets.flatten())
-        return total, (targets != IGNORE_INDEX).sum()
+        return head_loss(self._hidden(ids, ac, counter), self.wte.weight, targets)
 
     def init_state(self, rows: int) -> list[KeysValues]:
         """Keys and values of no token, by layer."""

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from trainer_core.engine.layout import ParamGroup
 from trainer_core.errors import Refused
 from trainer_core.kernels.attention import ATTENTION
-from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.rope import rotate
 from trainer_core.models.base import Model
 from trainer_core.models.blocks import (
@@ -27,6 +26,7 @@ from trainer_core.models.blocks import (
     Linear,
     RMSNorm,
     attend_after,
+    head_loss,
     init_normal,
     no_past,
     recomputed,
@@ -216,9 +216,7 @@ class Llama(Model):
 
     def loss(self, ids: Tensor, targets: Tensor, ac: str = "none") -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the targets other than -100, and their number; ids, targets [B, T]."""
-        hidden = self.hidden(ids, ac)
-        total = linear_cross_entropy(hidden.flatten(0, 1), self.embedding.weight, targets.flatten())
-        return total, (targets != IGNORE_INDEX).sum()
+        return head_loss(self.hidden(ids, ac), self.embedding.weight, targets)
 
     def param_groups(self) -> list[ParamGroup]:
         """embed and proj decay, norm does not."""

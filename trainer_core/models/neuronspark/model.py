@@ -17,11 +17,10 @@ from torch.nn import functional as F
 
 from trainer_core.engine.layout import ParamGroup
 from trainer_core.kernels.cost import Cost
-from trainer_core.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from trainer_core.kernels.pool_read import seen_before
 from trainer_core.kernels.tensors import wide
 from trainer_core.models.base import Model
-from trainer_core.models.blocks import Embedding, RMSNorm, recomputed, rope_tables
+from trainer_core.models.blocks import Embedding, RMSNorm, head_loss, recomputed, rope_tables
 from trainer_core.models.neuronspark import flops, groups, probes
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
 from trainer_core.models.neuronspark.dendritic import DendriticLayer, DendriticState
@@ -95,9 +94,7 @@ class NeuronSpark(Model):
     def loss(self, ids: Tensor, targets: Tensor, ac: str = "none") -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the targets other than -100, and their number; ids, targets [B, T]."""
         weight = self.embedding.weight
-        hidden = self.hidden(ids, ac).to(weight.dtype)
-        total = linear_cross_entropy(hidden.flatten(0, 1), weight, targets.flatten())
-        return total, (targets != IGNORE_INDEX).sum()
+        return head_loss(self.hidden(ids, ac).to(weight.dtype), weight, targets)
 
     def init_state(self, rows: int) -> State:
         """No token."""
