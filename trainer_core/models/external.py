@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.errors import Refused
+from trainer_core.models.contract import answered, preset_problems
 from trainer_core.models.families import FAMILIES
-from trainer_core.models.preset import TRAINING, Preset
+from trainer_core.models.preset import Preset
 
 GROUP = "nstrain.models"
 """Entry-point group of model families."""
@@ -61,14 +62,10 @@ def declared() -> tuple[dict[str, EntryPoint], list[str]]:
 
 def load(point: EntryPoint) -> Any:
     """The module of a family, checked. Raises Refused when it is none."""
-    try:
+    with answered(said(point), "cannot be imported", "mend or uninstall its package"):
         module = point.load()
-    except Exception as error:  # whatever the package does at its import
-        raise Refused(
-            f"{said(point)}: cannot be imported ({type(error).__name__}: {error}); mend or uninstall its "
-            "package"
-        ) from error
-    if not callable(getattr(module, "build", None)):
+        is_family = callable(getattr(module, "build", None))
+    if not is_family:
         raise Refused(
             f"{said(point)}: has no function build(config, vocab_size, seed, dtype); docs/models.md says "
             "what a family has"
@@ -78,23 +75,22 @@ def load(point: EntryPoint) -> Any:
 
 def presets_of(point: EntryPoint) -> list[Preset]:
     """The presets of a family. Raises Refused with every one that is none."""
-    presets = getattr(load(point), "PRESETS", ())
-    if not isinstance(presets, Iterable) or isinstance(presets, dict | str):
+    module = load(point)
+    with answered(said(point), "PRESETS cannot be read"):
+        presets = getattr(module, "PRESETS", ())
+        listed = isinstance(presets, Iterable) and not isinstance(presets, dict | str)
+        inside = tuple(presets) if listed else ()
+    if not listed:
         raise Refused(f"{said(point)}: PRESETS is a {type(presets).__name__}; expected a tuple of Preset")
-    found, problems = [], []
-    for preset in presets:
+    problems: list[str] = []
+    for preset in inside:
         if not isinstance(preset, Preset):
             problems.append(f"a {type(preset).__name__}; expected Preset of trainer_core.models.preset")
-        elif preset.family != point.name:
-            problems.append(f"{preset.name!r} of the family {preset.family!r}; expected {point.name!r}")
-        elif preset.training.keys() != TRAINING.keys():
-            wrong = sorted(preset.training.keys() ^ TRAINING.keys())
-            problems.append(f"{preset.name!r}, whose training lacks or adds {', '.join(wrong)}")
         else:
-            found.append(preset)
+            problems += [f"{preset.name!r} {problem}" for problem in preset_problems(preset, point.name)]
     if problems:
         raise Refused([f"{said(point)}: PRESETS holds {problem}" for problem in problems])
-    return found
+    return list(inside)
 
 
 def said(point: EntryPoint) -> str:

@@ -11,6 +11,7 @@ import torch
 from trainer_core.errors import Refused
 from trainer_core.models import external
 from trainer_core.models.base import Model
+from trainer_core.models.contract import answered, model_problems
 from trainer_core.models.families import FAMILIES
 from trainer_core.models.presets import PRESETS, find_preset
 
@@ -30,9 +31,13 @@ def build(
         assert isinstance(model, Model), f"{FAMILIES[family].module}.build returned {type(model)}"
         return model
     point = external.declared()[0][family]
-    found = external.load(point).build(resolved, vocab_size, seed, dtype)
-    if problems := _not_a_model(found):
-        raise Refused([f"{external.said(point)}: build {problem}" for problem in problems])
+    who, module = external.said(point), external.load(point)
+    with answered(who, "build failed"):
+        found = module.build(resolved, vocab_size, seed, dtype)
+    with answered(who, "its model cannot be asked"):
+        problems = _not_a_model(found) or model_problems(found, vocab_size)
+    if problems:
+        raise Refused([f"{who}: build {problem}" for problem in problems])
     return cast(Model, found)
 
 
@@ -64,7 +69,4 @@ def _not_a_model(model: Any) -> list[str]:
         return [f"returned a {type(model).__name__}; expected a trainer_core.models.base.Model"]
     needed = [name for name, value in vars(Model).items() if getattr(value, "__isabstractmethod__", False)]
     missing = [name for name in needed if getattr(type(model), name) is getattr(Model, name)]
-    found = [f"returned a {type(model).__name__} without {', '.join(missing)}"] if missing else []
-    if model.recomputation[:1] != ("none",):
-        found.append(f'returned a model whose recomputation is {model.recomputation!r}; "none" comes first')
-    return found
+    return [f"returned a {type(model).__name__} without {', '.join(missing)}"] if missing else []

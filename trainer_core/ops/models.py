@@ -41,7 +41,11 @@ def _row(preset: Preset, *, external: bool) -> dict[str, Any]:
     with torch.device("meta"):
         model = build(preset.family, preset.config, preset.vocab_size, seed=0)
     groups = {g.name: sum(p.numel() for _, p in g.params) for g in model.param_groups()}
-    length = int(preset.training["row_length"])
+    length, ac = int(preset.training["row_length"]), preset.training["ac"]
+    if ac not in model.recomputation:
+        raise Refused(
+            f"its ac {ac!r} is nothing that it can recompute; expected {', '.join(model.recomputation)}"
+        )
     return {
         "name": preset.name,
         "family": preset.family,

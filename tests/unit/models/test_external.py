@@ -9,43 +9,21 @@ import pytest
 import torch
 
 from deployments import cli
-from tests.tools.model_package import BIGRAM, check_out, install
+from tests.tools.model_package import BIGRAM, check_out
 from tests.tools.real_line import Size, make_real_line
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.ledger import live_rows
 from trainer_core.models import external
-from trainer_core.models.presets import PRESETS, external_presets, find_preset
+from trainer_core.models.presets import external_presets, find_preset
 from trainer_core.models.registry import build
 from trainer_core.ops.run import run_inline
 
 SMALL = Size(model="bigram-cpu", rows_per_update=4, updates_per_cycle=2, docs=12)
 
 
-@pytest.fixture(autouse=True)
-def host(tmp_path, monkeypatch):
-    """Settings of a host of its own; what a test puts on sys.path leaves it, and so do its modules."""
-    monkeypatch.setenv("NSTRAIN_HOST", str(tmp_path / "host.json"))
-    (tmp_path / "host.json").write_text("{}")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("trainer_core.ops.models.PRESETS", {"llama-cpu": PRESETS["llama-cpu"]})
-    before = set(sys.modules)
-    yield tmp_path / "host.json"
-    external.use_folder(None)
-    for name in set(sys.modules) - before:
-        if name.startswith("borrowed"):
-            del sys.modules[name]
-
-
-@pytest.fixture
-def installed(tmp_path):
-    """Installs a package where Python finds it."""
-
-    def make(module="borrowed", source=BIGRAM, **names):
-        sys.path.append(str(install(tmp_path / f"site-{module}", module, source, **names)))
-
-    return make
+pytestmark = pytest.mark.usefixtures("host")
 
 
 def test_an_installed_family_trains_a_line(installed, tmp_path):
