@@ -1,4 +1,4 @@
-# make quickstart   a line trains end to end through Prefect, on sample text (about 5 minutes after installation)
+# make quickstart   a line trains end to end through Prefect, on sample text (about 3 minutes after installation)
 # make test         lint, types and tests
 # make down         ends the server and the workers that quickstart started
 # make format       puts the sources into the project's format
