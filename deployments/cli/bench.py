@@ -19,7 +19,7 @@ def bench(
     ac: str = "none",
     precision: Literal["fp32", "bf16"] | None = None,
     ema: Flag = False,
-    compile: Flag = False,
+    compile: Literal["none", "cross_entropy", "model"] = "none",
     fast: Flag = False,
     device: str | None = None,
     updates: int = 5,
@@ -48,7 +48,7 @@ def bench(
     ema
         Keep a moving average of the weights.
     compile
-        Let torch compile the loss; in a comparison, also a contender that is compiled.
+        What torch compiles; in a comparison anything but none adds contenders that compile either.
     fast
         Let operators of a GPU add in any order; lines are exact unless run.json says fast.
     device

@@ -76,7 +76,7 @@ def test_an_average_begins_after_its_horizon_unless_told(new, tmp_path):
     assert new("--ema-horizon-tokens", "2e9", "--set", "precision=bf16")[0] == 0
     value = json.loads((tmp_path / "line" / "run.json").read_text())
     assert value["ema"] == {"horizon_tokens": 2_000_000_000, "from_tokens": 2_000_000_000}
-    assert (value["precision"], value["compile"]) == ("bf16", False)
+    assert (value["precision"], value["compile"]) == ("bf16", "none")
     (tmp_path / "line" / "run.json").unlink()
     assert new("--ema-horizon-tokens", "2e9", "--set", "ema.from_tokens=0")[0] == 0
     value = json.loads((tmp_path / "line" / "run.json").read_text())

@@ -7,6 +7,7 @@ measured is what trains. Knows devices and precisions; knows no file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Literal, Protocol
 
 import torch
@@ -16,6 +17,8 @@ from trainer_core.engine.backends.eager_replay import EagerReplay
 from trainer_core.engine.backends.protocol import GraphBackend
 from trainer_core.engine.flat import FlatState, Trainable, flat_state
 from trainer_core.engine.step import Step
+from trainer_core.kernels.cross_entropy import fused
+from trainer_core.kernels.torch_compile import compiled
 
 Precision = Literal["fp32", "bf16"]
 """fp32: the model computes on the parameters themselves; bf16: on a rounded shadow of them."""
@@ -23,8 +26,8 @@ Precision = Literal["fp32", "bf16"]
 SHADOWS: Mapping[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """What the model computes in, where that is not P itself."""
 
-SHAPES = 256
-"""Shapes of rows, with and without gradients, that a loss is compiled for at most."""
+Compile = Literal["none", "cross_entropy", "model"]
+"""What torch's compiler makes on a CPU: nothing, the head's loss between its products, or the whole loss."""
 
 
 class Learner(Trainable, Protocol):
@@ -42,39 +45,26 @@ def make_step(
     precision: Precision = "fp32",
     ema: bool = False,
     recompute: Mapping[int, str],
-    compile: bool = False,
+    compile: Compile = "none",
     seed: int = 0,
     wrap: Callable[[GraphBackend], GraphBackend] = lambda backend: backend,
 ) -> tuple[FlatState, Step]:
     """The flat state that the model's parameters become views of, and the step over it.
 
-    `recompute` gives the recomputation of each row length that is trained; `compile` has torch compile the
-    loss for every shape of rows; `seed` is that of dropout; `wrap` may put a stopwatch around the backend.
-    The state is in `device`'s memory, P in fp32 whatever the precision.
+    `recompute` gives the recomputation of each row length that is trained; `compile` has torch compile for
+    every shape of rows; `seed` is that of dropout; `wrap` may put a stopwatch around the backend. The state
+    is in `device`'s memory, P in fp32 whatever the precision.
     """
     device = _with_index(torch.device(device))
     state = flat_state(model, device, ema=ema, shadow=SHADOWS[precision])
-    loss = _compiled(model.loss) if compile else model.loss
+    loss = compiled(model.loss) if compile == "model" else model.loss
+    head = nullcontext if compile == "none" else fused
 
     def model_loss(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return loss(ids, targets, recompute[ids.shape[1]])
+        with head():
+            return loss(ids, targets, recompute[ids.shape[1]])
 
     return state, Step(model_loss=model_loss, state=state, backend=wrap(choose_backend(device)), seed=seed)
-
-
-Loss = Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
-
-
-def _compiled(loss: Loss) -> Loss:
-    """Compiled for each shape of rows, of which a line has more than torch expects.
-
-    Past torch's limit it would go on uncompiled without a word, with other bits: it fails instead.
-    """
-    import torch._dynamo.config as dynamo
-
-    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = SHAPES
-    dynamo.fail_on_recompile_limit_hit = True
-    return torch.compile(loss, dynamic=False)
 
 
 def line_device() -> torch.device:

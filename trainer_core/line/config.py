@@ -24,6 +24,7 @@ from pydantic import (
 from trainer_core.complaints import validation_problems
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json, write_json
+from trainer_core.line.kept import compile_word
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.run_checks import cross_checks
 from trainer_core.schedule.batch import UpdateSpan, update_spans
@@ -123,6 +124,10 @@ class Average(Strict):
     """Tokens trained up to which the average is a copy of the parameters."""
 
 
+Compile = Annotated[Literal["none", "cross_entropy", "model"], BeforeValidator(compile_word)]
+"""What torch compiles."""
+
+
 class Length(Strict):
     """One row length and its micro-batch shape."""
 
@@ -186,8 +191,8 @@ class RunConfig(Strict):
     """Seed of the initial weights."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32: the model computes on the weights; bf16: on weights rounded to bfloat16 after every update."""
-    compile: bool = False
-    """Whether torch compiles the model, a minute or more for each shape of rows at every first start."""
+    compile: Compile = "none"
+    """What torch compiles: nothing, the loss of the head on a CPU (seconds), the whole model (minutes)."""
     ema: Average | None = None
     """Moving average of the parameters, or none."""
     exactness: Literal["exact", "fast"] = "exact"

@@ -29,13 +29,18 @@ KEPT_KEYS = (
 )
 """Settings a line keeps for its whole life (of `tokens_per_update`: its past)."""
 
-_BEFORE = {"precision": "fp32", "compile": False}
+_BEFORE = {"precision": "fp32", "compile": "none"}
 """What lines did that were made before these settings were; `ema` was none."""
 
 DATA_IDENTITY = "data_identity"
 """Named in allow_changes, lets a line go on with another data line; its path alone may change freely."""
 
 _RAMP = "tokens_per_update"
+
+
+def compile_word(value: Any) -> Any:
+    """`compile` as a word; it was a boolean once."""
+    return ("none", "model")[value] if isinstance(value, bool) else value
 
 
 def check_kept(old: Mapping[str, Any], new: RunConfig, where: Path, *, tokens: int) -> list[str]:
@@ -79,7 +84,8 @@ def _flatten(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def _kept(run: Mapping[str, Any]) -> dict[str, Any]:
-    return _flatten({key: run.get(key, _BEFORE.get(key)) for key in KEPT_KEYS if key != _RAMP})
+    kept = {key: run.get(key, _BEFORE.get(key)) for key in KEPT_KEYS if key != _RAMP}
+    return _flatten({**kept, "compile": compile_word(kept["compile"])})
 
 
 def _ramp(run: Mapping[str, Any]) -> list[dict[str, Any]]:

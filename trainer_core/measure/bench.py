@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainer_core.engine.assemble import Precision
 from trainer_core.kernels.processor import has_bf16_matmul
 from trainer_core.measure.against.compare import THEIRS, as_json, compare, ours
 from trainer_core.measure.against.contender import MakeContender
@@ -106,14 +107,14 @@ def bench_limits(workload: Workload) -> dict[str, Any]:
 
 
 def bench_against(
-    workload: Workload, rival: str, *, precision: str | None, rounds: int = 5
+    workload: Workload, rival: str, *, precision: Precision | None, rounds: int = 5
 ) -> dict[str, Any]:
     """The engine against other trainers; without a precision in both that this processor computes in."""
     native = has_bf16_matmul()
-    wanted = [precision] if precision else ["fp32", "bf16"] if native else ["fp32"]
+    wanted: list[Precision] = [precision] if precision else ["fp32", "bf16"] if native else ["fp32"]
     contenders: dict[str, MakeContender] = {}
     for each in wanted:
-        contenders |= ours(each, compiled=workload.compile)
+        contenders |= ours(each, compiled=workload.compile != "none")
     results = compare(workload, {**contenders, **THEIRS[rival]}, rounds=rounds)
     return {
         "workload": described(workload),

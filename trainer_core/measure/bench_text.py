@@ -107,7 +107,7 @@ def _headline(w: Value, parameters: int | None) -> str:
     return (
         f"{w['model']}{counted}: {w['accum']} {micro} of {w['rows']} rows of {w['seq_len']:,} tokens, "
         f"recomputation {w['ac']}, precision {w['precision']}"
-        + (", compiled" if w["compile"] else "")
+        + ("" if w["compile"] == "none" else f", {w['compile']} compiled")
         + (", in any order" if w["exactness"] == "fast" else "")
     )
 

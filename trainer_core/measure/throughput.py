@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer_core.engine.assemble import Precision, make_step
+from trainer_core.engine.assemble import Compile, Precision, make_step
 from trainer_core.engine.backends.protocol import GraphBackend, Part, Wait
 from trainer_core.engine.determinism import Exactness, exactness_of
 from trainer_core.engine.flat import FlatState
@@ -51,8 +51,8 @@ class Workload:
     """bf16 computes on rounded weights."""
     ema: bool = False
     """Whether an average of the weights is kept."""
-    compile: bool = False
-    """Whether torch compiles the loss."""
+    compile: Compile = "none"
+    """What torch compiles."""
     exactness: Exactness = "exact"
     """fast lets operators add in any order."""
     device: str = "cpu"

@@ -113,11 +113,11 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
 def _no_compiler(config: RunConfig) -> list[str]:
     """Whether torch would find nothing to compile the model with."""
     compiler = os.environ.get("CXX", "g++")  # the one that torch calls
-    if not config.compile or shutil.which(compiler):
+    if config.compile == "none" or shutil.which(compiler):
         return []
     return [
         f"compile: torch needs a C++ compiler, and {compiler!r} is not here; install it, name another "
-        "one in the environment as CXX, or set compile to false and name it in allow_changes"
+        "one in the environment as CXX, or set compile to none and name it in allow_changes"
     ]
 
 

@@ -41,10 +41,14 @@ def test_the_bar_of_training() -> None:
 
 @pytest.mark.parametrize(
     ("shares", "runs", "good"),
-    [([0.5], [False], True), ([0.3, 0.5], [False, True], True), ([0.3, 0.3], [False, True], False)],
+    [
+        ([0.5], ["none"], True),
+        ([0.3, 0.5], ["none", "model"], True),
+        ([0.3, 0.3], ["none", "model"], False),
+    ],
 )
 def test_compiled_only_where_the_plain_loss_misses(
-    monkeypatch: pytest.MonkeyPatch, shares: list[float], runs: list[bool], good: bool
+    monkeypatch: pytest.MonkeyPatch, shares: list[float], runs: list[str], good: bool
 ) -> None:
     left, seen = iter(shares), []
 

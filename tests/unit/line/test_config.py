@@ -343,9 +343,9 @@ def test_an_average_precision_and_compiling_are_kept_for_life(tmp_path):
     old = good() | {"ema": {"horizon_tokens": "2_560", "from_tokens": "1e3"}}
     checkpoint = parse_run(old, where).dump()
     assert checkpoint["ema"] == {"horizon_tokens": 2560, "from_tokens": 1000}
-    assert (checkpoint["precision"], checkpoint["compile"]) == ("fp32", False)
+    assert (checkpoint["precision"], checkpoint["compile"]) == ("fp32", "none")
     assert check_kept(checkpoint, parse_run(old, where), where, tokens=2048) == []
-    new = good() | {"ema": None, "precision": "bf16", "compile": True}
+    new = good() | {"ema": None, "precision": "bf16", "compile": "model"}
     with pytest.raises(Refused) as refused:
         check_kept(checkpoint, parse_run(new, where), where, tokens=2048)
     told = sorted(problem.split(": ")[1] for problem in refused.value.problems)
@@ -359,6 +359,14 @@ def test_a_checkpoint_from_before_these_settings_has_their_defaults(tmp_path):
     now = parse_run(good(), where)
     before = {k: v for k, v in now.dump().items() if k not in ("ema", "precision", "compile")}
     assert check_kept(before, now, where, tokens=2048) == []
+
+
+@pytest.mark.parametrize(("former", "word"), [(False, "none"), (True, "model")])
+def test_compile_was_a_boolean_once(tmp_path, former, word):
+    where = tmp_path / "run.json"
+    now = parse_run(good() | {"compile": former}, where)
+    assert now.dump()["compile"] == word
+    assert check_kept(now.dump() | {"compile": former}, now, where, tokens=2048) == []
 
 
 @pytest.mark.parametrize(

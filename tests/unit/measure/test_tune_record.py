@@ -114,7 +114,7 @@ def test_another_gpu_or_other_settings(paths) -> None:
     "changes",
     [
         {"precision": "bf16"},
-        {"compile": True},
+        {"compile": "model"},
         {"ema": {"horizon_tokens": 640, "from_tokens": 0}},
     ],
     ids=str,

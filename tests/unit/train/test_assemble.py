@@ -1,5 +1,7 @@
 """The engine of a line: what run.json says of precision, average, compiling and seed reaches it."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tests.unit.train.conftest import three_cycles
 from trainer_core.engine.assemble import make_step
 from trainer_core.engine.step import UpdateScalars
 from trainer_core.errors import Refused
+from trainer_core.kernels.cross_entropy import logits
 from trainer_core.line.config import parse_run
 from trainer_core.line.paths import LinePaths
 from trainer_core.models.registry import build
@@ -55,17 +58,27 @@ def test_run_json_says_what_the_state_has(engine, compiled):
 def test_each_shape_is_compiled_by_itself_and_too_many_fail(engine, compiled):
     import torch._dynamo.config as dynamo
 
-    _, step = engine(compile=True)
+    _, step = engine(compile="model")
     assert compiled == [{"dynamic": False}]
     assert dynamo.recompile_limit >= 256
     assert dynamo.fail_on_recompile_limit_hit
     assert not step.update([np.zeros((2, 17), np.int64)], UpdateScalars(lr=1e-2, weight_decay=0.0)).skipped
 
 
+def test_the_loss_of_the_head_is_compiled_alone_and_only_where_asked(engine, compiled, monkeypatch):
+    monkeypatch.setattr(logits, "_compiled", cache(logits._compiled.__wrapped__))
+    rows, scalars = [np.zeros((2, 17), np.int64)], UpdateScalars(lr=1e-2, weight_decay=0.0)
+    _, plain = engine()
+    _, step = engine(compile="cross_entropy")
+    assert not plain.update(rows, scalars).skipped and compiled == []
+    assert not step.update(rows, scalars).skipped
+    assert compiled == [{"dynamic": False}] * 2
+
+
 def test_without_a_compiler_a_line_that_compiles_does_not_start(engine, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++")
     with pytest.raises(Refused, match=r"run\.json: compile: .*'/nowhere/c\+\+' is not here"):
-        engine(compile=True)
+        engine(compile="model")
     engine()
 
 

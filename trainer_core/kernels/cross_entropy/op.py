@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer_core.kernels.cross_entropy.logits import loss_and_gradient, loss_of
 from trainer_core.kernels.cross_entropy.reference import IGNORE_INDEX
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.target import target
 from trainer_core.kernels.tensors import wide_dtype
 from trainer_core.kernels.wide_gradient import wide_gradient
 
-CHUNK, NARROW_CHUNK = 256, 1024
+CHUNK, NARROW_CHUNK = 256, 512
 """Tokens whose logits exist at the same time; more where products must be widened before they are summed."""
 
 LAUNCHED_CHUNKS = {torch.float32: 1024, torch.bfloat16: 4096}
@@ -38,22 +39,6 @@ def _chunks(hidden: Tensor) -> Iterator[slice]:
     size = LAUNCHED_CHUNKS[hidden.dtype] if launches(hidden) else size
     for start in range(0, hidden.shape[0], size):
         yield slice(start, start + size)
-
-
-def _probabilities(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of a chunk: softmax [n, V], loss in float64, targets with -100 as 0 [n, 1], which count [n, 1].
-
-    The log-sum-exp comes from the largest probability, which is at least 1 / V: no second pass of
-    exponentials, and no underflow however unlikely the target.
-    """
-    logits = (hidden @ weight.t()).to(wide_dtype(hidden))
-    kept = (targets != IGNORE_INDEX)[:, None]
-    safe = targets.clamp(min=0)[:, None]
-    probabilities = torch.softmax(logits, -1)
-    losses = (
-        logits.amax(-1, keepdim=True) - logits.gather(1, safe) - probabilities.amax(-1, keepdim=True).log()
-    )
-    return probabilities, torch.where(kept, losses, 0).sum(dtype=torch.float64), safe, kept
 
 
 def _fake_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +78,7 @@ def loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         if launches(hidden):
             total += _losses(hidden[part] @ weight.t(), targets[part])[0].sum(dtype=torch.float64)
         else:
-            total += _probabilities(hidden[part], weight, targets[part])[1]
+            total += loss_of(hidden[part] @ weight.t(), targets[part])
     return total.to(wide_dtype(hidden))
 
 
@@ -103,23 +88,21 @@ def _fake_gradients(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Te
 
 
 def _gradient_of_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a chunk: the gradient of its logits [n, V] in the dtype of hidden, hidden where it counts, the loss.
+    """Of a chunk: the loss, the gradient of its logits [n, V] in the dtype of hidden, hidden where it counts.
 
     With kernels a row that does not count has a gradient of zeros, otherwise a hidden vector of zeros.
     """
+    logits = hidden @ weight.t()
     if launches(hidden):
-        logits = hidden @ weight.t()
         losses, tops, sums = _losses(logits, targets)
         _into_gradient(logits, targets, tops, sums)
-        return logits, hidden, losses.sum(dtype=torch.float64)
-    d_logits, loss, safe, kept = _probabilities(hidden, weight, targets)
-    d_logits.scatter_add_(1, safe, torch.full_like(d_logits[:, :1], -1))
-    return d_logits.to(hidden.dtype), hidden * kept, loss
+        return losses.sum(dtype=torch.float64), logits, hidden
+    return *loss_and_gradient(logits, targets), hidden * (targets != IGNORE_INDEX)[:, None]
 
 
 def _add_chunk(hidden: Tensor, weight: Tensor, targets: Tensor, d_hidden: Tensor, d_weight: Tensor) -> Tensor:
     """The loss of a chunk; puts its gradients into d_hidden and adds them to d_weight."""
-    d_logits, counted, loss = _gradient_of_logits(hidden, weight, targets)
+    loss, d_logits, counted = _gradient_of_logits(hidden, weight, targets)
     if launches(hidden):
         torch.mm(d_logits, weight, out=d_hidden)
     else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trainer_core.engine.assemble import Compile, Precision
 from trainer_core.errors import Refused
 from trainer_core.measure.against.contender import MakeContender, nstrain
 from trainer_core.measure.against.hf_trainer import HfTrainer
@@ -52,12 +53,17 @@ class Result:
     """Mean loss of each update, before it, in nats."""
 
 
-def ours(precision: str, *, compiled: bool) -> dict[str, MakeContender]:
-    """Our contender of a precision, and its compiled version besides where asked."""
-    found = {f"nstrain-{precision}": nstrain(precision, compiled=False)}  # type: ignore[arg-type]
-    if compiled:
-        found[f"nstrain-{precision}-compiled"] = nstrain(precision, compiled=True)  # type: ignore[arg-type]
-    return found
+SUFFIXES: Mapping[Compile, str] = {"none": "", "cross_entropy": "-ce-compiled", "model": "-compiled"}
+"""What our contenders are called after what is compiled."""
+
+
+def ours(precision: Precision, *, compiled: bool) -> dict[str, MakeContender]:
+    """Our contender of a precision, and where asked those that compile the head's loss and the model."""
+    return {
+        f"nstrain-{precision}{suffix}": nstrain(precision, compile)
+        for compile, suffix in SUFFIXES.items()
+        if compiled or compile == "none"
+    }
 
 
 def compare(

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trainer_core.engine.assemble import Precision
+from trainer_core.engine.assemble import Compile, Precision
 from trainer_core.measure.throughput import Rig, Workload
 
 Batches = Sequence[Sequence[Tensor]]
@@ -48,8 +48,6 @@ class Nstrain:
         self._rig.step.release()
 
 
-def nstrain(precision: Precision, *, compiled: bool) -> MakeContender:
-    """The engine in a precision, eager or compiled."""
-    return lambda workload, batches: Nstrain(
-        replace(workload, precision=precision, compile=compiled), batches
-    )
+def nstrain(precision: Precision, compile: Compile) -> MakeContender:
+    """The engine in a precision, with what is compiled."""
+    return lambda workload, batches: Nstrain(replace(workload, precision=precision, compile=compile), batches)
