@@ -44,7 +44,7 @@ def bench(
     ac
         What the backward pass recomputes, a mode of the preset's family.
     precision
-        fp32 or bf16; left out: fp32 on a CPU, bf16 on a GPU, in a comparison every one that is fast here.
+        fp32 or bf16; left out: what is fast on the device, as for a new line; in a comparison every such one.
     ema
         Keep a moving average of the weights.
     compile
@@ -80,6 +80,7 @@ def bench(
     load_host()
     import torch
 
+    from trainer_core.engine.assemble import fast_precision
     from trainer_core.measure import bench as measure
     from trainer_core.measure import bench_text as text
     from trainer_core.measure.throughput import preset_workload
@@ -93,7 +94,7 @@ def bench(
         rows=rows,
         accum=accum,
         ac=ac,
-        precision=precision or ("fp32" if where == "cpu" else "bf16"),
+        precision=precision or fast_precision(torch.device(where)),
         ema=ema,
         compile=compile,
         exactness="fast" if fast else "exact",

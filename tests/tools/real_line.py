@@ -82,6 +82,7 @@ def make_real_line(
             f'checkpoints={{"every_updates":{size.save_every},"keep_last":2}}',
             'guards={"backoff_seconds":0}',
             "print_every=1",
+            "precision=fp32",  # the same line on every machine
             *settings,
         ),
     )

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
 
 from deployments.cli import run
 from tests.tools.tiny_data import disk_line
 from trainer_core.data.heldout.validation import make_heldout, rows_digests
 from trainer_core.data.plan.consumer import read_consumer
+from trainer_core.engine import assemble
 
 RAMP = '[{"from":0,"to":4.7e3,"tokens":512},{"from":4.7e3,"to":null,"tokens":768}]'
 STAGES = (
@@ -81,6 +83,18 @@ def test_an_average_begins_after_its_horizon_unless_told(new, tmp_path):
     assert new("--ema-horizon-tokens", "2e9", "--set", "ema.from_tokens=0")[0] == 0
     value = json.loads((tmp_path / "line" / "run.json").read_text())
     assert value["ema"] == {"horizon_tokens": 2_000_000_000, "from_tokens": 0}
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_line_computes_in_what_its_host_is_fast_in(new, tmp_path, monkeypatch, native):
+    monkeypatch.setattr(assemble, "has_bf16_matmul", lambda: native)
+    assert assemble.fast_precision(torch.device("cuda")) == "bf16"
+    assert new()[0] == 0
+    value = json.loads((tmp_path / "line" / "run.json").read_text())
+    assert value["precision"] == ("bf16" if native else "fp32")
+    (tmp_path / "line" / "run.json").unlink()
+    assert new("--set", "precision=fp32")[0] == 0
+    assert json.loads((tmp_path / "line" / "run.json").read_text())["precision"] == "fp32"
 
 
 @pytest.mark.parametrize(

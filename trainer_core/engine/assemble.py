@@ -18,6 +18,7 @@ from trainer_core.engine.backends.protocol import GraphBackend
 from trainer_core.engine.flat import FlatState, Trainable, flat_state
 from trainer_core.engine.step import Step
 from trainer_core.kernels.cross_entropy import fused
+from trainer_core.kernels.processor import has_bf16_matmul
 from trainer_core.kernels.torch_compile import compiled
 
 Precision = Literal["fp32", "bf16"]
@@ -70,6 +71,11 @@ def make_step(
 def line_device() -> torch.device:
     """Where lines of this host are trained: on its GPU, where it has one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def fast_precision(device: torch.device) -> Precision:
+    """bf16 where products of bf16 matrices run on instructions of their own."""
+    return "bf16" if device.type == "cuda" or has_bf16_matmul() else "fp32"
 
 
 def choose_backend(device: torch.device) -> GraphBackend:

@@ -88,6 +88,7 @@ def _draft(preset: Preset, source: DataPaths, *, peak_lr: float) -> dict[str, An
         },
         "lengths": [{"length": training["row_length"], "rows": training["rows"], "ac": training["ac"]}],
         "seed": 0,
+        "precision": _precision(),
         "validation": {"every_updates": training["validation_every"], "rows_per_stratum": 4},
         "checkpoints": {"every_updates": training["checkpoint_every"]},
     }
@@ -97,6 +98,13 @@ def _vocabulary(source: DataPaths) -> int:
     """Entries the model needs: the largest token id of the data line's tokenizer plus one."""
     tokenizer = read_json(source.data)["tokenizer"]
     return int(tokenizer["largest_id"]) + 1
+
+
+def _precision() -> str:
+    """What this host computes in fastest; a line keeps it for life, wherever it goes on."""
+    from trainer_core.engine.assemble import fast_precision, line_device  # seconds of torch
+
+    return fast_precision(line_device())
 
 
 def _apply(draft: dict[str, Any], setting: str) -> None:
