@@ -7,6 +7,7 @@ and the recovery page of the documentation is generated from it.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -155,6 +156,22 @@ class NonFinite(NstrainError):
     """Too many updates in a row had a non-finite gradient norm."""
 
     exit_code = 40
+
+
+_PATH = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
+        *(errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+    )
+)
+"""What a path that a person gave can be; any other error of the system is shown whole."""
+
+
+def path_refused(error: OSError) -> Refused | None:
+    """What to say of a path that a person gave, when the error is about it."""
+    if error.errno in _PATH and isinstance(error.filename, str | bytes):
+        return Refused(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    return None
 
 
 def disk_full(error: OSError) -> bool:

@@ -6,28 +6,19 @@ Prefect. Commands return nothing or an exit code; they raise NstrainError for wh
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from trainer_core.errors import DiskFull, NstrainError, Refused, disk_full
+from trainer_core.errors import DiskFull, NstrainError, disk_full, path_refused
 
 if TYPE_CHECKING:
     from cyclopts import App
 
 USAGE_EXIT_CODE = 20
 """A command line that cannot be understood is refused like any other bad input."""
-
-PATH_ERRORS = frozenset(
-    (
-        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
-        *(errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
-    )
-)
-"""What a path that a person gave can be; any other error of the system is shown whole."""
 
 _HOST, _DATA, _LINE = "Host", "Data", "Training lines"
 
@@ -114,8 +105,8 @@ def run(arguments: Sequence[str]) -> int:
             return complain(
                 DiskFull(f"{error.filename or 'disk'}: {error.strerror}; free space and start again")
             )
-        if error.errno in PATH_ERRORS and isinstance(error.filename, str | bytes):
-            return complain(Refused(f"{os.fsdecode(error.filename)}: {error.strerror}"))
+        if (refused := path_refused(error)) is not None:
+            return complain(refused)
         raise
     return result if isinstance(result, int) else 0
 

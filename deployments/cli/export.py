@@ -44,6 +44,6 @@ def checkpoint_at(text: str) -> int | None:
     """The update that a person named, None for the latest."""
     if text == "latest":
         return None
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise Refused(f"--at {text}: expected the update of a checkpoint, or latest")
     return int(text)

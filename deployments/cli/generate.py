@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deployments.cli.export import checkpoint_at
-from deployments.cli.printing import Flag, print_json
+from deployments.cli.printing import Flag, Text, print_json
 from trainer_core.errors import Refused
 from trainer_core.host import load_host, resolve
 
@@ -16,7 +16,7 @@ def generate(
     source: Path,
     /,
     *,
-    prompt: str = "",
+    prompt: Text = "",
     max_new_tokens: int = 128,
     temperature: float = 1.0,
     top_k: int | None = None,

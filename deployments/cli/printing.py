@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 Flag = Annotated[bool, Parameter(negative="")]
+Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""Any text, one that looks like an option too."""
 
 
 def say(message: str) -> None:

@@ -21,6 +21,7 @@ from flows.status import status
 from flows.stop import stop
 from flows.trunk import trunk
 from tests.tools.real_line import make_real_line
+from tests.tools.written_line import written_line
 from tests.tools.tiny_data import write_byte_tokenizer, write_texts
 from trainer_core.line.files import read_json
 from trainer_core.line.lock import FileLock
@@ -118,6 +119,13 @@ def test_export_of_a_line_that_has_not_begun_is_refused(line: LinePaths) -> None
     assert (state.name, state.type.value) == ("Refused", "FAILED")
     assert "no complete checkpoint" in str(state.message)
     assert not (line.root.parent / "exported").exists()
+
+
+def test_export_to_where_nothing_can_be_is_refused(tmp_path: Path) -> None:
+    paths, _ = written_line(tmp_path, "llama-nano-cpu", 1)
+    state = run(export, line=str(paths.root), out="/proc/nstrain")
+    assert (state.name, state.type.value) == ("Refused", "FAILED")
+    assert "/proc/nstrain.part: No such file" in str(state.message)
 
 
 def test_forms_are_typed_and_described() -> None:

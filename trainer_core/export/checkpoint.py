@@ -18,14 +18,7 @@ from trainer_core.engine.layout import Layout
 from trainer_core.errors import Refused
 from trainer_core.export.flat_file import FlatFile
 from trainer_core.host import cores
-from trainer_core.line.checkpoints import (
-    MANIFEST,
-    STATE,
-    CheckpointInfo,
-    list_checkpoints,
-    read_state,
-    verify,
-)
+from trainer_core.line.checkpoints import MANIFEST, STATE, published, read_state, verify
 from trainer_core.line.config import load_run
 from trainer_core.line.files import sha256_file
 from trainer_core.line.paths import LinePaths
@@ -73,8 +66,12 @@ class ModelFacts:
 class OpenCheckpoint:
     """A verified checkpoint."""
 
-    info: CheckpointInfo
-    """Where it was found, and where the line stood."""
+    path: Path
+    """Where it was found."""
+    update: int
+    """Updates done."""
+    tokens: int
+    """Tokens trained."""
     state: Mapping[str, Any]
     """Its state.json."""
     digest: str
@@ -105,63 +102,70 @@ def open_checkpoint(
     data = Path(load_run(paths).data)
     opened = None
     while opened is None:
-        info = _chosen(paths, at)
+        path = _chosen(paths, at)
         try:
-            opened = _open(info, data, ema=ema, device=device)
+            opened = _open(path, data, ema=ema, device=device)
         except _Gone:  # a newer one superseded it; of a named one the next look says that it is gone
             continue
     with opened.weights:
         yield opened
 
 
-def _chosen(paths: LinePaths, at: int | None) -> CheckpointInfo:
-    found = list_checkpoints(paths)
+def _chosen(paths: LinePaths, at: int | None) -> Path:
+    """The folder of a checkpoint, damaged ones among them: no older one stands in for the newest."""
+    found = dict(published(paths))
     if not found:
         raise Refused(
             f"{paths.checkpoints}: no complete checkpoint; the line writes its first one as it starts"
         )
-    chosen = {info.update: info for info in found}.get(found[-1].update if at is None else at)
-    if chosen is None:
-        there = ", ".join(str(info.update) for info in found)
-        raise Refused(f"{paths.checkpoints}: no checkpoint of update {at}; there are those of {there}")
-    return chosen
+    update = max(found) if at is None else at
+    if update not in found:
+        raise Refused(
+            f"{paths.checkpoints}: no checkpoint of update {at}; there are those of "
+            f"{', '.join(map(str, found))}"
+        )
+    return found[update]
 
 
-def _open(info: CheckpointInfo, data: Path, *, ema: bool, device: Device) -> OpenCheckpoint:
+def _open(path: Path, data: Path, *, ema: bool, device: Device) -> OpenCheckpoint:
     """Raises _Gone when the checkpoint's folder is no longer there."""
     try:
-        return _read(info, data, "ema" if ema else "params", device)
+        return _read(path, data, "ema" if ema else "params", device)
     except (OSError, Refused) as error:
-        if not info.path.exists():
+        if not path.exists():
             raise _Gone from error
         raise
 
 
-def _read(info: CheckpointInfo, data: Path, tensor: str, device: Device) -> OpenCheckpoint:
-    state = read_state(info.path)
+def _read(path: Path, data: Path, tensor: str, device: Device) -> OpenCheckpoint:
+    _sound(path, STATE)
+    state = read_state(path)
     file = f"{tensor}.safetensors"
     if tensor == "ema" and state["run"].get("ema") is None:
-        raise Refused(f"{info.path}: the line keeps no moving average (`ema` in run.json); leave out --ema")
+        raise Refused(f"{path}: the line keeps no moving average (`ema` in run.json); leave out --ema")
     model = ModelFacts.of(state["run"]["model"])
     built = model.build(device)
     layout = Layout.build(built.param_groups(), built.layer_label)
     if layout.digest != state["layout_digest"]:
         raise Refused(
-            f"{info.path}: made with another parameter layout (digest {state['layout_digest'][:16]}, "
+            f"{path}: made with another parameter layout (digest {state['layout_digest'][:16]}, "
             f"now {layout.digest[:16]}); use the nstrain version {state['versions'].get('nstrain')}"
         )
-    weights = FlatFile(info.path / file, layout)
     try:
-        digest = sha256_file(info.path / MANIFEST)
-        if problems := verify(info.path, threads=cores(), only=(STATE, file)):
-            raise Refused(
-                [*problems, f"{info.path}: damaged; `nstrain verify {info.path.parents[1]}` says more"]
-            )
+        weights = FlatFile(path / file, layout)
+    except (OSError, Refused):
+        _sound(path, file)
+        raise
+    try:
+        digest = sha256_file(path / MANIFEST)
+        _sound(path, file)
     except BaseException:
         weights.close()
         raise
     return OpenCheckpoint(
-        info=info,
+        path=path,
+        update=int(state["update"]),
+        tokens=int(state["tokens"]),
         state=state,
         digest=digest,
         data=data,
@@ -169,3 +173,14 @@ def _read(info: CheckpointInfo, data: Path, tensor: str, device: Device) -> Open
         built=built,
         weights=weights,
     )
+
+
+def _sound(path: Path, file: str) -> None:
+    """Compares a file of a checkpoint with its hashes. Raises Refused when it is not what was written."""
+    if problems := verify(path, threads=cores(), only=(file,)):
+        raise Refused(
+            [
+                *problems,
+                f"{path}: damaged; `nstrain verify {path.parents[1]}` says more, --at takes another one",
+            ]
+        )

@@ -1,4 +1,7 @@
-"""A folder that appears whole or not at all: written beside its place, every file fsynced, then renamed."""
+"""A folder that appears whole or not at all: written beside its place, every file fsynced, then renamed.
+
+While it is written it holds a mark: what a killed writer left is known by it from what is another's.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer_core.errors import DiskFull, Refused, disk_full
+from trainer_core.errors import DiskFull, Refused, disk_full, path_refused
 from trainer_core.line.files import fsync_dir, publish
 
 PART_SUFFIX = ".part"
+MARK = ".nstrain-export"
 
 
 class Folder:
@@ -47,20 +51,19 @@ class Folder:
 def new_folder(final: Path) -> Iterator[Folder]:
     """A folder that becomes `final` when the block ends, and is removed when it raises.
 
-    Raises Refused when something is at `final`, or somebody else is writing it, and DiskFull.
+    Raises Refused when something is at `final` or in the way beside it, when somebody else is writing it,
+    and when there can be no such path; and DiskFull.
     """
     refuse_taken(final)
     part = final.with_name(final.name + PART_SUFFIX)
-    try:
-        part.mkdir(parents=True, exist_ok=True)
-        fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileExistsError, NotADirectoryError):
-        raise Refused(f"{part}: a file is in the way; move it") from None
+    fd = _open(part, final)
     try:
         _take(fd, part)
+        _empty(part)
         try:
-            _empty(part)  # a writer that died left its files
+            (part / MARK).touch()
             yield Folder(part)
+            (part / MARK).unlink()
             fsync_dir(part)
             refuse_taken(final)
             publish(part, final)
@@ -68,11 +71,7 @@ def new_folder(final: Path) -> Iterator[Folder]:
             shutil.rmtree(part, ignore_errors=True)
             raise
     except OSError as error:
-        if disk_full(error):
-            raise DiskFull(
-                f"{final}: no space left; nothing was written, free space and try again"
-            ) from error
-        raise
+        raise _said(error, final) from error
     finally:
         os.close(fd)
 
@@ -86,16 +85,40 @@ def refuse_taken(final: Path) -> None:
         raise Refused(f"{final}: is there and no folder; name one that does not exist")
 
 
+def _open(part: Path, final: Path) -> int:
+    """A descriptor of the folder, which is made if need be."""
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileExistsError, NotADirectoryError):
+        raise Refused(f"{part}: a file is in the way; move it") from None
+    except OSError as error:
+        raise _said(error, final) from error
+
+
+def _said(error: OSError, final: Path) -> Exception:
+    """What to raise for an error of the system."""
+    if disk_full(error):
+        return DiskFull(f"{final}: no space left; nothing was written, free space and try again")
+    return path_refused(error) or error
+
+
 def _take(fd: int, part: Path) -> None:
     """The kernel's lock on the folder, which ends with this process."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Refused(
-            f"{part}: another process is writing it; wait for that, or name another folder"
-        ) from None
+        # It may have been published since it was opened: its lock is no longer that of the place.
+        held = os.path.samestat(os.fstat(fd), os.stat(part))
+    except (BlockingIOError, FileNotFoundError):
+        held = False
+    if not held:
+        raise Refused(f"{part}: another process is writing it; wait for that, or name another folder")
 
 
 def _empty(part: Path) -> None:
-    for path in part.iterdir():
+    """Remove what a writer that died left, and nothing else."""
+    inside = list(part.iterdir())
+    if inside and part / MARK not in inside:
+        raise Refused(f"{part}: is in the way and no export's; move it, or name another folder")
+    for path in sorted(inside, key=lambda path: path.name == MARK):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

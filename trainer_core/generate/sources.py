@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from trainer_core.data.sources import load_data_line
@@ -16,10 +16,12 @@ from trainer_core.data.tokens.encode import read_tokenizer
 from trainer_core.errors import Refused
 from trainer_core.export.checkpoint import open_checkpoint
 from trainer_core.export.forms import form_of
-from trainer_core.export.record import RECORD, read_export
-from trainer_core.line.files import read_json
+from trainer_core.export.record import RECORD, changed_files, read_export
 from trainer_core.line.paths import LinePaths
 from trainer_core.models.base import Model
+
+TOKENIZER = "tokenizer.json"
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +59,22 @@ def _of_line(paths: LinePaths, *, at: int | None, ema: bool) -> Speaker:
 
 def _of_export(folder: Path) -> Speaker:
     record = read_export(folder)
+    files = [name for name in record.files if name.endswith(".safetensors")]
+    used = [name for name in record.files if name in (*files, TOKENIZER, INDEX)]
+    if TOKENIZER not in used:
+        raise Refused(f"{folder / RECORD}: names no {TOKENIZER}; export the line again")
+    if problems := changed_files(folder, record, used):
+        raise Refused(problems)
+    opened: list[Any] = [safe_open(folder / name, framework="pt") for name in files]
+    where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (no mapping)
+    shapes = record.model.build("meta")
+    names = form_of(record.model.family, shapes).names
+    expected = {names[ours]: list(param.shape) for ours, param in shapes.named_parameters()}
+    if {name: file.get_slice(name).get_shape() for name, file in where.items()} != expected:
+        raise Refused(f"{folder}: holds not the weights of the model in {RECORD}; export the line again")
     model = record.model.build("cpu")
-    names = form_of(record.model.family, model).names
-    where = _files(folder, names)
-    lacking = [name for name in sorted({*where.values(), "tokenizer.json"}) if not (folder / name).exists()]
-    if lacking:
-        raise Refused([f"{folder / name}: missing; export the line again" for name in lacking])
-    try:
-        tokenizer = (folder / "tokenizer.json").read_bytes()
-        opened = {name: safe_open(folder / name, framework="pt") for name in sorted(set(where.values()))}
-        _load(model, lambda name: opened[where[name]].get_tensor(names[name]))  # type: ignore[no-untyped-call]
-    except SafetensorError as error:
-        raise Refused(f"{folder}: its weights cannot be read ({error}); export the line again") from error
-    return Speaker(model=model, tokenizer_json=tokenizer, eos_id=record.eos_id)
-
-
-def _files(folder: Path, names: Mapping[str, str]) -> dict[str, str]:
-    """The file of every parameter."""
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return dict.fromkeys(names, "model.safetensors")
-    places: dict[str, Any] = read_json(index)["weight_map"]
-    return {ours: places[theirs] for ours, theirs in names.items()}
+    _load(model, lambda name: where[names[name]].get_tensor(names[name]))
+    return Speaker(model=model, tokenizer_json=(folder / TOKENIZER).read_bytes(), eos_id=record.eos_id)
 
 
 @torch.no_grad()

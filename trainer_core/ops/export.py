@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer_core.data.sources import load_data_line
 from trainer_core.data.tokens.encode import read_tokenizer
+from trainer_core.errors import Refused
 from trainer_core.export.checkpoint import OpenCheckpoint, open_checkpoint
 from trainer_core.export.folder import Folder, new_folder, refuse_taken
 from trainer_core.export.forms import Form, form_of
@@ -42,6 +43,7 @@ def export_line(
     refuse_taken(out)
     paths = LinePaths(line)
     with open_checkpoint(paths, at=at, ema=ema) as checkpoint:
+        _refuse_among(out, paths.checkpoints, checkpoint.data)
         form = form_of(checkpoint.model.family, checkpoint.built)
         data = load_data_line(checkpoint.data)
         tokenizer = tokenizer_files(
@@ -58,6 +60,14 @@ def export_line(
             folder.write_json(RECORD, record.to_json())
             sizes = [int(file["bytes"]) for file in folder.files.values()]
     return Exported(out=out, record=record, files=len(sizes), bytes=sum(sizes))
+
+
+def _refuse_among(out: Path, *folders: Path) -> None:
+    """Refuse a place among files that nstrain itself looks through, renames and removes."""
+    place = out.resolve()
+    for folder in map(Path.resolve, folders):
+        if folder == place or folder in place.parents:
+            raise Refused(f"{out}: {folder} is for nstrain's own files; name a folder elsewhere")
 
 
 def _tensors(checkpoint: OpenCheckpoint, form: Form) -> list[Tensor32]:
@@ -85,8 +95,8 @@ def _record(
 ) -> ExportRecord:
     return ExportRecord(
         line=paths.name,
-        update=checkpoint.info.update,
-        tokens=checkpoint.info.tokens,
+        update=checkpoint.update,
+        tokens=checkpoint.tokens,
         ema=ema,
         checkpoint=checkpoint.digest,
         model=checkpoint.model,

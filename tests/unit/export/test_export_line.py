@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.tools.written_line import written_line
 from trainer_core.errors import DiskFull, Refused
 from trainer_core.export import checkpoint as opening
+from trainer_core.export import folder as writing
 from trainer_core.export.checkpoint import open_checkpoint
 from trainer_core.export.flat_file import FlatFile
 from trainer_core.export.folder import Folder, new_folder
@@ -129,6 +130,76 @@ def test_a_line_without_an_average_says_so(tmp_path: Path) -> None:
         export_line(paths.root, tmp_path / "out", ema=True)
 
 
+def test_a_folder_that_export_did_not_leave_is_kept(made: Line, tmp_path: Path) -> None:
+    """Another program's `out.part` was emptied."""
+    part = tmp_path / "out.part"
+    part.mkdir()
+    (part / "mine").write_text("mine")
+    with pytest.raises(Refused, match=r"out\.part: is in the way and no export's"):
+        export_line(made[0].root, tmp_path / "out")
+    assert (part / "mine").read_text() == "mine" and not (tmp_path / "out").exists()
+
+
+def test_a_folder_among_the_lines_own_is_refused(line: Line) -> None:
+    """The next start would remove it half written, or the line would find it where its checkpoint goes."""
+    paths = line[0]
+    data = Path(read_json(paths.run_json)["data"])
+    (paths.root / "link").symlink_to(paths.checkpoints)
+    for out in (paths.checkpoint(9), paths.root / "link" / "deep" / "u9", data / "exported"):
+        with pytest.raises(Refused, match="name a folder elsewhere"):
+            export_line(paths.root, out)
+        assert not out.exists() and not out.parent.joinpath("u9.part").exists()
+    assert export_line(paths.root, paths.root / "exported").record.update == 6
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_no_older_one_taken(line: Line, tmp_path: Path) -> None:
+    paths = line[0]
+    for name in ("manifest.json", "state.json", "params.safetensors"):
+        for change in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-40] or b"x")):
+            folder = paths.checkpoint(6)
+            whole = (folder / name).read_bytes()
+            change(folder / name)
+            for at in (None, 6):
+                with pytest.raises(Refused, match=rf"u6/{name}: .*\n.*u6: damaged; .*nstrain verify"):
+                    export_line(paths.root, tmp_path / "out", at=at)
+            (folder / name).write_bytes(whole)
+    assert export_line(paths.root, tmp_path / "out").record.update == 6
+
+
+def test_a_state_of_other_bytes_is_damage_whatever_is_in_it(line: Line, tmp_path: Path) -> None:
+    """As long as before and still JSON: it was read before its hash was compared, and crashed."""
+    state = line[0].checkpoint(6) / "state.json"
+    content = state.read_bytes()
+    state.write_bytes(content.replace(b'"model"', b'"nodel"', 1))
+    with pytest.raises(Refused, match=r"state\.json: chunk 0"):
+        export_line(line[0].root, tmp_path / "out")
+
+
+def test_a_writer_that_comes_as_another_one_publishes_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens the folder, waits for the lock, and then holds that of a folder called `out` by now."""
+    real = writing.fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        monkeypatch.setattr(writing.fcntl, "flock", real)
+        real(fd, how)
+        (tmp_path / "out.part").rename(tmp_path / "out")
+        (tmp_path / "out.part").mkdir()
+        (tmp_path / "out.part" / "third").write_text("of a third one")
+
+    monkeypatch.setattr(writing.fcntl, "flock", late)
+    with pytest.raises(Refused, match="another process is writing it"), new_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out.part" / "third").exists()
+
+
+def test_a_path_that_cannot_be_is_refused(made: Line, tmp_path: Path) -> None:
+    for out in (tmp_path / ("x" * 254), Path("/proc/nstrain")):
+        with pytest.raises(Refused, match=r"\.part: "):
+            export_line(made[0].root, out)
+
+
 def test_a_changed_byte_is_never_exported(line: Line, tmp_path: Path) -> None:
     paths = line[0]
     file = paths.checkpoint(6) / "params.safetensors"
@@ -189,10 +260,17 @@ def test_a_full_disk_leaves_nothing(made: Line, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+class Killed(BaseException):
+    """Ends an export."""
+
+
 def test_what_a_killed_export_left_is_replaced_and_a_running_one_is_not(tmp_path: Path) -> None:
     out, part = tmp_path / "out", tmp_path / "out.part"
-    part.mkdir()
-    (part / "model.safetensors").write_text("half")
+    with pytest.raises(Killed), new_folder(out) as folder:
+        folder.write("model.safetensors", [b"half"])
+        shutil.copytree(part, tmp_path / "left")
+        raise Killed
+    (tmp_path / "left").rename(part)
     with new_folder(out) as folder:
         with pytest.raises(Refused, match="another process is writing it"), new_folder(out):
             pass
