@@ -45,8 +45,38 @@ for folder in given["folders"]:
     begun, rest = ids[:, :9], {"max_new_tokens": 6, "do_sample": False}
     loss = model(ids, labels=ids).loss
     loss.backward()
+    def said(**given):
+        try:
+            model(**{"input_ids": ids, **given})
+        except Exception as error:
+            return str(error)
+    hole, tail, row = torch.ones_like(ids), torch.ones_like(ids), torch.arange(ids.shape[1])
+    hole[1, 5], tail[1, 60:] = 0, 0
+    longest = torch.zeros(1, 3000, dtype=torch.long)
+    refused = {} if type(model).__name__ != "NeuronSparkForCausalLM" else {
+        "left": said(attention_mask=hole.roll(-5, 1)),
+        "hole": said(attention_mask=hole),
+        "shape": said(attention_mask=hole[:, :9]),
+        "cached": said(attention_mask=tail, use_cache=True),
+        "positions": said(position_ids=(row % 9)[None]),
+        "embeddings": said(inputs_embeds=torch.zeros(2, 70, 8)),
+        "hidden": said(output_hidden_states=True),
+        "empty": said(input_ids=ids[:, :0]),
+        "long": said(input_ids=longest),
+        "nothing": [
+            said(attention_mask=tail),
+            said(position_ids=row[None]),
+            said(inputs_embeds=None, past_key_values=None, output_attentions=False),
+        ],
+    }
+    with torch.no_grad():
+        kept = model(ids, logits_to_keep=torch.tensor([3, 60])).logits
+        masked = model(ids, attention_mask=tail).logits
     torch.save(
         {
+            "refused": refused,
+            "kept": kept,
+            "masked": masked,
             "class": type(model).__name__,
             "wrong": {key: sorted(map(str, value)) for key, value in info.items() if value},
             "scores": scores,
@@ -134,6 +164,32 @@ def test_it_can_be_trained_on(family: str, loaded: Loaded) -> None:
         total, count = model.loss(ids[:, :-1], ids[:, 1:])
     torch.testing.assert_close(found["loss"], total / count, atol=1e-5, rtol=1e-5)
     assert found["gradients"] == len(list(model.parameters()))
+
+
+def test_neuronspark_refuses_what_it_would_leave_out(loaded: Loaded) -> None:
+    """A mask with holes, packed positions and hidden states were passed over in silence."""
+    refused = loaded["neuronspark"][1]["refused"]
+    assert refused.pop("nothing") == [None, None, None]
+    words = {
+        "left": "no padding on the left",
+        "hole": "or in between",
+        "shape": "attention_mask of shape (2, 9); expected (2, 70)",
+        "cached": "none at all with a cache",
+        "positions": "counts positions itself",
+        "embeddings": "does not take inputs_embeds",
+        "hidden": "does not take output_hidden_states",
+        "empty": "a row of 0 tokens",
+        "long": "a row of 3000 tokens; this NeuronSpark reads 1 to 2048",
+    }
+    assert refused.keys() == words.keys()
+    assert not {key: said for key, said in refused.items() if words[key] not in str(said)}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_places_that_are_kept_and_padding_on_the_right(family: str, loaded: Loaded) -> None:
+    found = loaded[family][1]
+    torch.testing.assert_close(found["kept"], found["scores"][:, [3, 60]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["masked"][1, :60], found["scores"][1, :60], atol=1e-5, rtol=0)
 
 
 def test_the_classes_are_those_of_transformers_where_it_has_them(loaded: Loaded) -> None:
