@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 from deployments.cli.printing import Flag, print_json, say
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
+from trainer_core.models.presets import find_preset
+
+MOST_THREADS = 1024
+"""As many as run.json allows."""
 
 
 def bench(
@@ -66,11 +71,11 @@ def bench(
     json
         Print one JSON value.
     """
-    problems = [
-        f"--{name} {value}: expected at least 1"
-        for name, value in (("updates", updates), ("threads", threads))
-        if value < 1
-    ]
+    problems = [] if updates >= 1 else [f"--updates {updates}: expected at least 1"]
+    if not 1 <= threads <= MOST_THREADS:
+        problems.append(f"--threads {threads}: expected 1 to {MOST_THREADS}")
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d{1,4})?", device):
+        problems.append(f"--device {device}: expected cpu, cuda or cuda:N")
     if limits and (against or profile):
         problems.append("--limits measures nothing: leave out --against and --profile")
     if against and profile:
@@ -78,6 +83,8 @@ def bench(
     if problems:
         raise Refused(problems)
     load_host()
+    if against and (family := find_preset(model).family) != "llama":
+        raise Refused(f"--against {against}: {model} is a {family}; they train Llamas alone")
     import torch
 
     from trainer_core.engine.assemble import fast_precision

@@ -160,6 +160,16 @@ def test_limits_measure_nothing_and_name_three_gpus() -> None:
             ["--seq-len 1048576", "--rows 0", "--ac some"],
         ),
         ({"model": "llama-nano-cpu", "updates": 0, "threads": -1}, ["--updates 0", "--threads -1"]),
+        ({"model": "llama-nano-cpu", "threads": 10**9}, ["--threads 1000000000: expected 1 to 1024"]),
+        *(
+            (
+                {"model": "llama-nano-cpu", "device": device},
+                [f"--device {device}: expected cpu, cuda or cuda:N"],
+            )
+            for device in ("", "xyz", "meta", "cpu:3", "cuda:", "cuda:x", "cuda:9\n")
+        ),
+        ({"model": "nano-cpu", "against": "nanogpt"}, ["nano-cpu is a neuronspark; they train Llamas alone"]),
+        ({"model": "gpt2-cpu", "against": "hf-trainer"}, ["gpt2-cpu is a gpt2; they train Llamas alone"]),
         ({"model": "llama-nano-cpu", "limits": True, "profile": True}, ["--limits"]),
         ({"model": "llama-nano-cpu", "against": "nanogpt", "device": "cuda"}, ["--device cuda"]),
     ],
