@@ -13,7 +13,6 @@ from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import LinePaths
 from trainer_core.ops.new import new_line
 
-TENSORS = ("params", "exp_avg", "exp_avg_sq")
 VOLATILE = ("time", "seconds", "attempt")
 
 
@@ -96,7 +95,7 @@ def outcome_of_line(paths: LinePaths) -> dict[str, Any]:
     data = paths.root.parent / "data"
     return {
         "last_update": last.update,
-        "tensors": {name: (last.path / f"{name}.safetensors").read_bytes() for name in TENSORS},
+        "tensors": {file.stem: file.read_bytes() for file in last.path.glob("*.safetensors")},
         **{
             kind: [
                 {k: v for k, v in row.items() if k not in VOLATILE} for row in live_rows(paths.metrics, kind)
