@@ -161,7 +161,7 @@ class Gradients:
     """[B, K, R, T]."""
 
 
-def backward(p: Pool, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, saved: Tensor) -> Gradients:
+def backward(p: Pool, v: Tensor, grad: Tensor, lse: Tensor, saved: Tensor) -> Gradients:
     """The gradients; those of events add up over the blocks of queries in their order."""
     B, K, R, T, d = p.q.shape
     S = p.k.shape[2]
@@ -173,7 +173,6 @@ def backward(p: Pool, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, saved: 
         match=p.q.new_empty(B, K, R, T),
     )
     dk, dv = made.k.view(B * K, S, d), made.v.view(B * K, S, d)
-    delta = (grad * out).sum(-1, keepdim=True)
     offset = 0
     for start, end in blocks(T):
         last = p.earlier + end
@@ -187,12 +186,14 @@ def backward(p: Pool, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, saved: 
             weights = p.logits(start, end, followed).sub_(total).exp_()
         g = p.queries(grad, start, end)
         keys, values = (x[:, :, :last].flatten(0, 1) for x in (p.k, v))
-        dv[:, :last].baddbmm_(weights.view(B * K, -1, last).transpose(1, 2), g)
+        dv[:, :last] += torch.bmm(weights.view(B * K, -1, last).transpose(1, 2), g)
         d_rows = torch.bmm(g, values.transpose(1, 2))
-        d_logits = d_rows.view(shape).sub_(delta[:, :, :, start:end]).mul_(weights)
+        d_logits = d_rows.view(shape)
+        torch.ops.aten._softmax_backward_data.out(d_logits, weights, -1, weights.dtype, grad_input=d_logits)
         made.q[:, :, :, start:end] = torch.bmm(d_rows, keys).view(B, K, R, end - start, d)
-        dk[:, :last].baddbmm_(d_rows.transpose(1, 2), p.queries(p.q, start, end), alpha=p.scale)
+        dk[:, :last] += torch.bmm(d_rows.transpose(1, 2), p.queries(p.q, start, end))
         made.clock[..., :last] += d_logits.sum(3)
         torch.sum(d_logits.mul_(followed), -1, out=made.match[..., start:end])
     made.q.mul_(p.scale)
+    made.k.mul_(p.scale)
     return made

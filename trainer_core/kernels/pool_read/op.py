@@ -75,7 +75,7 @@ def _pool_read(
         out, lse = forward_triton(inputs(q, k, v, clock, log_write, ids, before, match))
         return out, lse, lse.new_empty(0)
     p = blocks.pool(q, k, clock, log_write, ids, before, match)
-    out, lse, saved = blocks.forward(p, v.to(p.q.dtype), save)
+    out, lse, saved = blocks.forward(p, v.to(p.q.dtype).contiguous(), save)
     return out.flatten(1, 2).to(q.dtype), lse.flatten(1, 2), saved
 
 
@@ -131,9 +131,8 @@ def _pool_read_backward(
     shape, wide = p.q.shape, p.q.dtype
     made = blocks.backward(
         p,
-        v.to(wide),
+        v.to(wide).contiguous(),
         grad.to(wide).reshape(shape),
-        out.to(wide).view(shape),
         lse.view(*shape[:3], -1),
         saved,
     )

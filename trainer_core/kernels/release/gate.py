@@ -116,15 +116,15 @@ def _gate_backward(
     inner = torch.sub(released, as_rows(out))
     d_z = torch.addcmul(as_rows(out), sigmoid, inner, out=inner).mul_(pull)
     d_released = torch.mul(gate, sigmoid).mul_(pull)
-    normed = torch.mul(rows, scale)
     if binary:
-        d_normed, d_t = binary_gradients(d_released, normed * g, t, False)
+        d_normed, d_t = binary_gradients(d_released, _normed(rows, g, scale), t, False)
     else:
         d_normed, d_t = graded_gradients(d_released, released, False, overwrite=True)
     products = torch.mul(d_normed, rows)
     d_gain = torch.mv(products.t(), scale[:, 0])
-    along = torch.mv(products, g)[:, None].mul_(scale).div_(width)
-    d_rows = d_normed.mul_(g).addcmul_(normed, along, value=-1).mul_(scale)
+    # Factor by factor: the cube of a scale may be smaller than any float.
+    along = torch.mv(products, g)[:, None].div_(width).mul_(scale).mul_(scale).mul_(scale)
+    d_rows = d_normed.mul_(g).mul_(scale).addcmul_(rows, along, value=-1)
     return (
         d_rows.to(s.dtype).view(s.shape),
         d_gain.to(gain.dtype),
