@@ -19,6 +19,8 @@ from trainer_core.errors import NstrainError, Refused
 from trainer_core.models.preset import TRAINING, Preset
 
 if TYPE_CHECKING:
+    import torch
+
     from trainer_core.models.base import Model
 
 
@@ -58,7 +60,7 @@ def preset_problems(preset: Preset, family: str) -> list[str]:
     return found
 
 
-def model_problems(model: Model, vocab_size: int) -> list[str]:
+def model_problems(model: Model, vocab_size: int, dtype: torch.dtype) -> list[str]:
     """What keeps a model from being trained, in words that follow `build`; it has every method.
 
     Its methods may raise what they like.
@@ -81,7 +83,23 @@ def model_problems(model: Model, vocab_size: int) -> list[str]:
     flops = model.flops_per_token(1)
     if not _is_number(flops) or flops < 0:
         found.append(f"returned a {name} whose flops_per_token gives {flops!r}; expected a number")
+    wrong = [f"{key!r} is {param.dtype}" for key, param in model.named_parameters() if param.dtype != dtype]
+    found += [f"returned a {name} whose parameter {each}; {dtype} was asked for" for each in wrong]
     return found + [f"returned a {name} {problem}" for problem in _group_problems(model)]
+
+
+def loss_problem(found: Any) -> str | None:
+    """What keeps the result of a model's loss from being one, in words that follow `loss`."""
+    if not isinstance(found, tuple) or [type(part).__name__ for part in found] != ["Tensor", "Tensor"]:
+        inside = f" of {', '.join(type(part).__name__ for part in found)}" if isinstance(found, tuple) else ""
+        return f"returned a {type(found).__name__}{inside}; expected two scalars on the device"
+    total, count = found
+    if total.ndim or count.ndim:
+        shapes = f"{list(total.shape)} and {list(count.shape)}"
+        return f"returned tensors of shapes {shapes}; expected two scalars on the device"
+    if str(total.dtype) != "torch.float32":
+        return f"returned a sum in {total.dtype}; expected float32"
+    return None
 
 
 def _group_problems(model: Model) -> list[str]:

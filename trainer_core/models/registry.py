@@ -11,7 +11,7 @@ import torch
 from trainer_core.errors import Refused
 from trainer_core.models import external
 from trainer_core.models.base import Model
-from trainer_core.models.contract import answered, model_problems
+from trainer_core.models.contract import answered, loss_problem, model_problems
 from trainer_core.models.families import FAMILIES
 from trainer_core.models.presets import PRESETS, find_preset
 
@@ -35,7 +35,7 @@ def build(
     with answered(who, "build failed"):
         found = module.build(resolved, vocab_size, seed, dtype)
     with answered(who, "its model cannot be asked"):
-        problems = _not_a_model(found) or model_problems(found, vocab_size)
+        problems = _not_a_model(found) or model_problems(found, vocab_size, dtype)
     if problems:
         raise Refused([f"{who}: build {problem}" for problem in problems])
     return cast(Model, found)
@@ -47,6 +47,23 @@ def recomputation(family: str, config: Mapping[str, Any], vocab_size: int) -> tu
         return FAMILIES[family].recomputation
     with torch.device("meta"):
         return build(family, config, vocab_size, 0).recomputation
+
+
+def loss_problems(
+    family: str, config: Mapping[str, Any], vocab_size: int, rows: int, length: int
+) -> list[str]:
+    """What is wrong with the loss of another package's model, asked on the meta device."""
+    if family in FAMILIES:
+        return []
+    with torch.device("meta"), torch.no_grad():
+        model = build(family, config, vocab_size, 0)
+        ids = torch.zeros(rows, length, dtype=torch.int64)
+        try:
+            found = model.loss(ids, ids, "none")
+        except Exception:  # the trace of the shape names it, with the operator
+            return []
+    problem = loss_problem(found)
+    return [f"{external.said(external.declared()[0][family])}: its loss {problem}"] if problem else []
 
 
 def _resolve(name: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -51,6 +51,8 @@ def check_shapes(line: Path) -> list[str]:
         return []  # `check_line` says so
     if problems := unknown_to_package(config):
         raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
+    if problems := _losses_that_are_none(config):
+        raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
     traced = [trace(config, shape) for shape in line_shapes(config)]
     if problems := capture_problems(traced):
         raise Refused([f"{paths.run_json}: lengths: {problem}" for problem in problems])
@@ -129,6 +131,14 @@ def unknown_to_package(config: RunConfig) -> list[str]:
 
     model = config.model
     return not_recomputable(config, recomputation(model.family, model.config, model.vocab_size))
+
+
+def _losses_that_are_none(config: RunConfig) -> list[str]:
+    """What is wrong with the loss of another package's model: on a CPU it would train all the same."""
+    from trainer_core.models.registry import loss_problems
+
+    model, shape = config.model, config.lengths[0]
+    return loss_problems(model.family, model.config, model.vocab_size, shape.rows, shape.length)
 
 
 def fit_problems(data: DataPaths, config: RunConfig) -> list[str]:

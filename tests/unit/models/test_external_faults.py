@@ -7,10 +7,15 @@ import torch
 
 from deployments import cli
 from tests.tools.model_package import BIGRAM
+from tests.tools.real_line import Size, make_real_line
 from trainer_core.errors import Refused
+from trainer_core.generate.continuation import continuation
+from trainer_core.generate.sampling import Sampler, Sampling
 from trainer_core.models.registry import build
 
 pytestmark = pytest.mark.usefixtures("host")
+
+SMALL = Size(model="bigram-cpu", rows_per_update=4, updates_per_cycle=2, docs=12)
 
 MADE = "return Bigram(config, vocab_size).to(dtype)"
 PAIR = '("table", self.table)'
@@ -78,6 +83,10 @@ FAULTS = {
     "flops": (changed(FLOPS, "return None"), "flops_per_token gives None; expected a number"),
     "nan": (changed(FLOPS, "return math.nan"), "flops_per_token gives nan; expected a number"),
     "tensor": (changed(FLOPS, "return torch.ones(())"), "flops_per_token gives tensor("),
+    "type": (
+        changed(".to(dtype)", ".double()"),
+        "whose parameter 'table' is torch.float64; torch.float32 was",
+    ),
     "label": (changed("return name\n", "return 3\n"), "layer_label gives something else than text"),
     "no groups": (changed(f"params=[{PAIR}]", "params=[]"), "whose group 'table' is empty"),
     "uncovered": (
@@ -88,6 +97,41 @@ FAULTS = {
     "name": (changed(PAIR, '("tabel", self.table)'), "param_groups have 'tabel', which is none of its"),
     "other": (changed(PAIR, '("table", torch.zeros(3))'), "param_groups have 'table', which is none of its"),
 }
+
+
+LOSS = "return total, (targets != -100).sum()"
+LOSSES = {
+    "alone": ("return total", "loss returned a Tensor; expected two scalars"),
+    "a number": ("return total, 60", "loss returned a tuple of Tensor, int; expected two scalars"),
+    "a vector": ("return total[None], (targets != -100).sum()", "of shapes [1] and []; expected two scalars"),
+    "rounded": (
+        "return total.bfloat16(), (targets != -100).sum()",
+        "a sum in torch.bfloat16; expected float32",
+    ),
+    "raises": ("raise ValueError('boom')", "micro 4 17: failed: ValueError: boom"),
+    "reads": ("return total, total.item()", "a value is read on the host"),
+}
+
+
+@pytest.mark.parametrize("fault", LOSSES)
+def test_a_loss_that_is_none_is_refused_by_check(installed, tmp_path, capsys, fault):
+    """A count that the host knows, and a sum in bfloat16, trained in silence."""
+    body, words = LOSSES[fault]
+    installed(source=changed(LOSS, body))
+    paths = make_real_line(tmp_path / "line", cycles=2, size=SMALL)
+    assert cli.run(["check", str(paths.root)]) == 20
+    told = capsys.readouterr().err
+    assert words in told and "run.json" in told
+
+
+@pytest.mark.parametrize(
+    "body", ["self.logits(ids)[..., :5], None", "self.logits(ids)[0], None", "self.logits(ids)"]
+)
+def test_scores_of_other_shapes_are_refused(installed, body):
+    installed(source=changed("return self.logits(ids), None", f"return {body}"))
+    model = build("bigram", {"rope_max_seq_len": 8}, 16, 0)
+    with pytest.raises(Refused, match=r"advance returned .*; expected scores \[1, 2, 16\] and a state"):
+        next(continuation(model, [1, 2], Sampler(Sampling(), seed=0), max_new=1, end=None))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
