@@ -6,6 +6,7 @@ Prefect. Commands return nothing or an exit code; they raise NstrainError for wh
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -131,4 +132,7 @@ def _without_cyclopts(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    # Names of files and texts of models may hold what the terminal's encoding has not; nothing ends for that.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +106,7 @@ class Counting(Model):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
+        self.vocab_size = 10
         self.fed: list[list[int]] = []
 
     def init_state(self, rows: int) -> int:
@@ -181,6 +185,18 @@ def test_folders_that_are_none(line: Line, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"nstrain\.json: damaged"):
         generate_texts(out, request)
     shutil.rmtree(out)
+
+
+def test_what_the_terminal_cannot_show_ends_nothing(line: Line, tmp_path: Path) -> None:
+    """Names that are no UTF-8 and characters beyond the terminal's encoding; both ended in a traceback."""
+    for words, encoding, expected in (
+        (["generate", line[0].root, "--max-new-tokens", "1", "--prompt", "é"], "ascii", b"\\xe9"),
+        (["export", line[0].root, "--out", os.fsencode(tmp_path) + b"/\xff"], "utf-8", b"\\udcff: trunk at"),
+    ):
+        command = [sys.executable, "-c", "from deployments.cli import main; main()", *words]
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, env=environment)
+        assert done.returncode == 0 and expected in done.stdout, done
 
 
 def test_the_commands(line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
