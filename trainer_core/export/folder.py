@@ -63,10 +63,10 @@ def new_folder(final: Path) -> Iterator[Folder]:
         try:
             (part / MARK).touch()
             yield Folder(part)
-            (part / MARK).unlink()
             fsync_dir(part)
             refuse_taken(final)
             publish(part, final)
+            (final / MARK).unlink()  # not before: until the rename the next writer needs it
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise

@@ -6,12 +6,14 @@ import errno
 import hashlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.tools.faults import count_operations, run_killed
 from tests.tools.written_line import written_line
 from trainer_core.errors import DiskFull, Refused
 from trainer_core.export import checkpoint as opening
@@ -258,6 +260,17 @@ def test_a_full_disk_leaves_nothing(made: Line, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DiskFull, match="out: no space left"):
         export_line(made[0].root, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_at_any_moment_leaves_room_for_the_next(made: Line, tmp_path: Path) -> None:
+    num = count_operations(lambda: export_line(made[0].root, tmp_path / "whole"))
+    files = set(read_export(tmp_path / "whole").files) | {"nstrain.json"}
+    for at in range(1, num + 1):
+        out = tmp_path / f"out{at}"
+        run_killed(partial(export_line, made[0].root, out), at)
+        if not out.exists():
+            export_line(made[0].root, out)
+        assert {path.name for path in out.iterdir()} - {".nstrain-export"} == files
 
 
 class Killed(BaseException):
