@@ -13,6 +13,9 @@ from trainer_core.line.kept import DATA_IDENTITY, KEPT_KEYS
 from trainer_core.schedule.batch import UpdateSpan
 from trainer_core.schedule.pieces import ValuePiece, problems, runs
 
+MOST_MICRO_TOKENS = 1 << 24
+"""Tokens of a micro-batch; far more than any device has memory for, and a trace of more would take hours."""
+
 if TYPE_CHECKING:  # config.py calls this module
     from trainer_core.line.config import RunConfig
 
@@ -54,6 +57,14 @@ def not_recomputable(config: RunConfig, modes: Sequence[str]) -> list[str]:
         for index, shape in enumerate(config.lengths)
         if shape.ac not in modes
     ]
+
+
+def too_many_tokens(rows: int, length: int) -> str:
+    """Why a micro-batch of so many rows is none."""
+    return (
+        f"{rows} rows of {length} are a micro-batch of {rows * length:,} tokens; expected at most "
+        f"{MOST_MICRO_TOKENS:,}"
+    )
 
 
 def _rate_problems(config: RunConfig) -> list[str]:
@@ -104,6 +115,11 @@ def _shape_problems(config: RunConfig) -> list[str]:
     if not config.lengths:
         return ["lengths: expected the micro-batch shape of at least one row length"]
     shapes = [shape.length for shape in config.lengths]
+    too_many = [
+        f"lengths[{index}].rows: {too_many_tokens(shape.rows, shape.length)}"
+        for index, shape in enumerate(config.lengths)
+        if shape.rows * shape.length > MOST_MICRO_TOKENS
+    ]
     used = [piece.value for piece in config.length_pieces]
     found = [
         f"lengths[{index}]: rows of {length} have a shape already, in lengths[{shapes.index(length)}]"
@@ -115,7 +131,7 @@ def _shape_problems(config: RunConfig) -> list[str]:
         for index, length in enumerate(used)
         if length not in shapes
     ]
-    return found + [
+    return [*too_many, *found] + [
         f"lengths[{index}]: no piece of the schedule has rows of {length}; name them there (`length`), or "
         "take the shape out"
         for index, length in enumerate(shapes)

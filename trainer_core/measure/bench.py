@@ -14,41 +14,46 @@ from typing import Any
 import torch
 
 from trainer_core.engine.assemble import Precision
+from trainer_core.errors import Refused
 from trainer_core.kernels.processor import has_bf16_matmul
 from trainer_core.measure.against.compare import THEIRS, as_json, compare, ours
 from trainer_core.measure.against.contender import MakeContender
 from trainer_core.measure.breakdown import activation_bytes, kernel_times, memory_by_owner
+from trainer_core.measure.candidates import size_text
 from trainer_core.measure.limits import (
     kernel_floors,
     limits_of,
     refuse_impossible,
+    state_bytes_per_parameter,
     update_bytes_per_parameter,
 )
+from trainer_core.measure.memory import memory_refused, total_and_free
 from trainer_core.measure.peaks import GpuPeaks, known_gpu
-from trainer_core.measure.throughput import Measured, Rig, Workload
+from trainer_core.measure.throughput import WARM_UP, Measured, Rig, Workload
 
 
 def bench(workload: Workload, *, updates: int = 5, trace: Path | None = None) -> dict[str, Any]:
-    """Measure a workload; keys as docs/performance.md lists them. Raises Impossible."""
-    rig = Rig(workload)
-    measured = rig.measure(updates)
+    """Measure a workload; keys as docs/performance.md lists them.
+
+    Raises Refused where memory does not hold it, and Impossible.
+    """
+    activations = refuse_beyond_memory(workload, WARM_UP + updates)
+    with memory_refused():
+        rig = Rig(workload)
+        measured = rig.measure(updates)
+        kernels = [asdict(kernel) for kernel in kernel_times(rig, trace)]
     name = device_name(rig.state.device)
     found = rates(rig, measured, known_gpu(name))
     refuse_impossible(
         name, {"MFU": found["mfu"], "HFU": found["hfu"], "the update's bandwidth": found["update_share"]}
     )
-    memory: dict[str, int] = {
-        **memory_by_owner(rig.state),
-        "activations": activation_bytes(workload),
-    }
-    kernels = [asdict(kernel) for kernel in kernel_times(rig, trace)]
     return {
         "workload": described(workload),
         "device": name,
         "parameters": rig.state.layout.num_parameters,
         **found,
         "losses": list(measured.losses),
-        "memory_bytes": memory,
+        "memory_bytes": {**memory_by_owner(rig.state), "activations": activations},
         "kernels": kernels,
         "trace": None if trace is None else str(trace),
     }
@@ -115,12 +120,41 @@ def bench_against(
     contenders: dict[str, MakeContender] = {}
     for each in wanted:
         contenders |= ours(each, compiled=workload.compile != "none")
-    results = compare(workload, {**contenders, **THEIRS[rival]}, rounds=rounds)
+    refuse_beyond_memory(workload, 1 + rounds)
+    with memory_refused():
+        results = compare(workload, {**contenders, **THEIRS[rival]}, rounds=rounds)
     return {
         "workload": described(workload),
         "native_bf16": native,
         **as_json(results),
     }
+
+
+def refuse_beyond_memory(workload: Workload, updates: int) -> int:
+    """Bytes of a micro-batch's activations by a trace. Raises Refused where memory cannot hold the workload.
+
+    Nothing is allocated: a host that runs out of memory ends other programs too.
+    """
+    host, device = torch.device("cpu"), torch.device(workload.device)
+    rows = updates * workload.batch_bytes
+    _refuse_more(host, rows, f"the rows of {updates} updates")
+    with torch.device("meta"):
+        num = sum(param.numel() for param in workload.build().parameters())
+    shadow = workload.precision == "bf16"
+    activations = activation_bytes(workload)
+    needed = num * state_bytes_per_parameter(ema=workload.ema, shadow=shadow) + activations
+    _refuse_more(device, needed + (rows if device == host else 0), "training")
+    return activations
+
+
+def _refuse_more(device: torch.device, needed: int, what: str) -> None:
+    free = total_and_free(device)[1]
+    if needed > free:
+        raise Refused(
+            f"{what} would take about {size_text(needed)}, {device_name(device)} has {size_text(free)} of "
+            "memory free; take fewer rows (--rows), shorter ones (--seq-len), less of them (--accum, "
+            "--updates), or recompute (--ac)"
+        )
 
 
 def described(workload: Workload) -> dict[str, Any]:

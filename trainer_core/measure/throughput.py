@@ -22,6 +22,7 @@ from trainer_core.engine.determinism import Exactness, exactness_of
 from trainer_core.engine.flat import FlatState
 from trainer_core.engine.step import Step, UpdateResult, UpdateScalars
 from trainer_core.errors import Refused
+from trainer_core.line.run_checks import MOST_MICRO_TOKENS, too_many_tokens
 from trainer_core.models.base import Model
 from trainer_core.models.preset import longest_row
 from trainer_core.models.presets import find_preset
@@ -29,6 +30,10 @@ from trainer_core.models.registry import build, recomputation
 
 SCALARS = UpdateScalars(lr=1e-3, weight_decay=0.1, clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 """Settings of every update that is measured, and of every contender."""
+
+
+WARM_UP = 2
+"""Updates before those that are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,11 @@ class Workload:
         """Tokens of an update."""
         return self.seq_len * self.rows * self.accum
 
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the rows of an update on the host."""
+        return 8 * (self.seq_len + 1) * self.rows * self.accum
+
     def build(self) -> Model:
         """The model with its initial weights; under torch.device("meta") only its shapes."""
         return build(self.model, self.config, self.vocab_size, self.seed)
@@ -90,6 +100,8 @@ def preset_workload(name: str, **settings: Any) -> Workload:
         for key in ("seq_len", "rows", "accum")
         if getattr(workload, key) < 1
     ]
+    if workload.rows * workload.seq_len > MOST_MICRO_TOKENS:
+        problems.append(f"--rows: {too_many_tokens(workload.rows, workload.seq_len)}")
     longest = longest_row(preset.config)
     if longest is not None and workload.seq_len > longest:
         problems.append(f"--seq-len {workload.seq_len}: {name} takes rows of at most {longest} tokens")
@@ -186,7 +198,7 @@ class Rig:
         """One update, waited for."""
         return self.step.update(batches, SCALARS)
 
-    def measure(self, updates: int = 5, warm_up: int = 2) -> Measured:
+    def measure(self, updates: int = 5, warm_up: int = WARM_UP) -> Measured:
         """Times updates after some that are not timed; results are read one update late, as lines do."""
         batches = self.workload.batches(warm_up + updates)
         losses: list[float] = []

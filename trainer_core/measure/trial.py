@@ -27,6 +27,7 @@ from trainer_core.line.config import RunConfig, parse_run
 from trainer_core.line.parent import end_with_parent
 from trainer_core.measure.candidates import Candidate, rows_of_updates
 from trainer_core.measure.device import described
+from trainer_core.measure.memory import out_of_memory, proc_sizes, total_and_free
 from trainer_core.measure.shapes import micro_rows
 from trainer_core.measure.throughput import wait_for
 from trainer_core.models.registry import build
@@ -39,12 +40,7 @@ Clock = Callable[[], float]
 
 def look_at(device: torch.device) -> dict[str, Any]:
     """What a shape can use here: `kind`, `name`, `total_bytes`, and `free_bytes` beside this process."""
-    if device.type == "cuda":
-        torch.zeros(1, device=device)  # what every process takes for itself is not free for shapes
-        free, total = torch.cuda.mem_get_info(device)
-    else:
-        memory = _proc("meminfo")
-        free, total = memory["MemAvailable"], memory["MemTotal"]
+    total, free = total_and_free(device)
     return {**described(device).model_dump(), "total_bytes": total, "free_bytes": free}
 
 
@@ -127,33 +123,16 @@ def _peak(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return _proc("self/status")["VmHWM"]
-
-
-def _proc(name: str) -> dict[str, int]:
-    """The sizes in a file of /proc, in bytes."""
-    lines = Path("/proc", name).read_text(encoding="utf-8").splitlines()
-    words = [line.split() for line in lines if line.endswith(" kB")]
-    return {key.rstrip(":"): 1024 * int(value) for key, value, _ in words}
+    return proc_sizes("self/status")["VmHWM"]
 
 
 def _stay_within(room: int) -> None:
     """On a CPU, an allocation beyond `room` bytes fails in this process instead of ending another one."""
-    used = _proc("self/status")["VmData"]
+    used = proc_sizes("self/status")["VmData"]
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = used + room if hard == resource.RLIM_INFINITY else min(used + room, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was used up."""
-    if any(isinstance(e, MemoryError | torch.OutOfMemoryError) for e in (error, error.__cause__)):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        phrase in text for phrase in ("can't allocate memory", "not enough memory", "out of memory")
-    )
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +146,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             _stay_within(request["room_bytes"])
         return measure(config, Candidate(**request["shape"]), device, request["seconds"])
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             return {"problem": "out of memory"}
         if isinstance(error, NstrainError):
             return {"problem": str(error)}

@@ -7,6 +7,7 @@ of capture, or hours later in a validation. A CPU takes any shape, and its prese
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -97,8 +98,10 @@ def read_record(paths: LinePaths) -> TuneRecord | None:
         return None
     try:
         return TuneRecord.model_validate(read_json(paths.tune_json))
-    except ValidationError as error:
-        problems = validation_problems(error, paths.tune_json)
+    except (ValidationError, Refused) as error:
+        problems: Sequence[str] = (
+            error.problems if isinstance(error, Refused) else validation_problems(error, paths.tune_json)
+        )
         raise Refused([f"{problem}; {tune_command(paths)} makes it again" for problem in problems]) from None
 
 

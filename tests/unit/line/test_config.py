@@ -238,6 +238,13 @@ def test_one_open_piece_is_written_as_its_number(tmp_path):
             ["lengths[3]: rows of 512 have a shape", "lengths[2]: no piece of the schedule has rows of 64"],
         ),
         ({"lengths": []}, ["lengths: expected the micro-batch shape"]),
+        (
+            {"lengths": [{"length": 512, "rows": 32768}, {"length": 2048, "rows": 10**9}]},
+            [
+                "lengths[1].rows: 1000000000 rows of 2048 are a micro-batch of 2,048,000,000,000 tokens; "
+                "expected at most 16,777,216"
+            ],
+        ),
         # Pieces in which no update begins.
         (
             {"tokens_per_update": [RAMP[0], {"from": 4.7e9, "to": 4.7e9 + 9, "tokens": 262144}, RAMP[1]]},

@@ -161,6 +161,16 @@ def test_limits_measure_nothing_and_name_three_gpus() -> None:
         ),
         ({"model": "llama-nano-cpu", "updates": 0, "threads": -1}, ["--updates 0", "--threads -1"]),
         ({"model": "llama-nano-cpu", "threads": 10**9}, ["--threads 1000000000: expected 1 to 1024"]),
+        (
+            {"model": "llama-nano-cpu", "rows": 10**9},
+            ["--rows: 1000000000 rows of 32 are a micro-batch of 32,000,000,000 tokens"],
+        ),
+        ({"model": "llama-nano-cpu", "rows": 10**20, "limits": True}, ["at most 16,777,216"]),
+        (
+            {"model": "llama-nano-cpu", "accum": 10**12},
+            ["the rows of 7 updates would take about 1", "--accum"],
+        ),
+        ({"model": "llama-nano-cpu", "updates": 10**30, "against": "nanogpt"}, ["updates would take about"]),
         *(
             (
                 {"model": "llama-nano-cpu", "device": device},
@@ -178,6 +188,28 @@ def test_bad_options_are_refused_together(settings: dict[str, object], words: li
     with pytest.raises(Refused) as caught:
         command(**settings)  # type: ignore[arg-type]
     assert all(any(word in problem for problem in caught.value.problems) for word in words)
+
+
+@pytest.mark.parametrize("rival", [None, "nanogpt"])
+def test_what_memory_does_not_hold_is_refused_before_it_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, rival: str | None
+) -> None:
+    monkeypatch.setattr(measure, "total_and_free", lambda device: (1 << 20, 1 << 20))
+    monkeypatch.setattr(measure, "Rig", None)
+    monkeypatch.setattr(measure, "compare", None)
+    with pytest.raises(
+        Refused, match=r"training would take about \d+\.\d MB, cpu has 1\.0 MB of memory free"
+    ):
+        command(model="llama-nano-cpu", device="cpu", against=rival)  # type: ignore[arg-type]
+
+
+def test_memory_that_ends_meanwhile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_more(self: Rig, updates: int) -> Measured:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+
+    monkeypatch.setattr(Rig, "measure", measure_more)
+    with pytest.raises(Refused, match="out of memory: take fewer rows"):
+        bench(TINY)
 
 
 def test_the_command_prints_one_json_value_and_writes_the_trace(

@@ -132,3 +132,7 @@ def test_the_file_gives_back_the_record_and_a_damaged_one_is_named(paths) -> Non
     paths.tune_json.write_text(json.dumps(value | {"clock": "sun"}))
     with pytest.raises(Refused, match=r"tune\.json: clock: .*nstrain tune"):
         read_record(paths)
+    for damaged in (b'{"format":', b"[]", b"\xff\xff"):
+        paths.tune_json.write_bytes(damaged)
+        with pytest.raises(Refused, match=r"tune\.json: .*nstrain tune '.*'` makes it again"):
+            read_record(paths)
