@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.conv import causal_conv_silu
-from trainer_core.kernels.conv.op import CHUNK
+from trainer_core.kernels.conv import causal_conv_silu, op
 from trainer_core.kernels.conv.reference import causal_conv_silu_reference
 
 
@@ -24,7 +23,7 @@ SHAPES = [
     (2, 2, 3, 4),
     (3, 3, 5, 4),
     (2, 17, 8, 4),
-    (1, CHUNK + 3, 4, 4),
+    (1, 300, 4, 4),
     (2, 9, 4, 2),
     (2, 5, 3, 3),
 ]
@@ -45,6 +44,18 @@ def test_equals_the_twin(
     for one, other in zip(ours, theirs, strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, atol=bar * max(1.0, float(other.abs().max())), rtol=bar)
+
+
+@pytest.mark.parametrize("size", [1, 12, 40, 200], ids=["a token", "two tokens", "a piece", "some rows"])
+@pytest.mark.parametrize("state", [False, True])
+def test_tiles_of_any_size(size: int, state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "TILE", size)
+    leaves = [t.requires_grad_() for t in _inputs(5, 13, 6, 4, torch.float64, state)]
+    grad = _draw(5, 13, 6, seed=3)
+    got, wanted = (of(*leaves)[0] for of in (causal_conv_silu, causal_conv_silu_reference))
+    torch.testing.assert_close(got, wanted, atol=1e-13, rtol=1e-13)
+    for one, other in zip(*(torch.autograd.grad(y, leaves, grad) for y in (got, wanted)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 11, (5, 6), (2, 1, 8)])

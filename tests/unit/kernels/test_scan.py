@@ -3,12 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_core.engine.backends.guard import CaptureGuard
-from trainer_core.kernels.scan import chunked, layout, scan
-from trainer_core.kernels.scan.cost import BACKWARD, dense_flops, kernel_costs, shape, totals
-from trainer_core.kernels.scan.layout import Shape, chunk_length
+from trainer_core.kernels.scan import layout, scan
+from trainer_core.kernels.scan.layout import chunk_length
 from trainer_core.kernels.scan.reference import scan_reference
 from trainer_core.kernels.target import traced_for
 
@@ -98,6 +96,37 @@ def test_values_of_any_size(scale: float) -> None:
     compare(held, bar, bar)
 
 
+@pytest.mark.parametrize("shape", ["one token", "many chunks"])
+def test_what_skips_the_compartments(shape: str) -> None:
+    *held, state = inputs(SHAPES[shape])
+    skip = torch.linspace(-1, 2, held[2].numel(), dtype=torch.float64)
+
+    def skipping(of):
+        return lambda *held: of(*held[:5], held[6], skip=held[5])
+
+    got, wanted = (run(skipping(of), [*held, skip, state]) for of in (scan, scan_reference))
+    assert all(
+        off(x, y) < (1e-13 if i < 2 else 1e-12) for i, (x, y) in enumerate(zip(got, wanted, strict=True))
+    )
+    frozen = [x.requires_grad_() for x in inputs(SHAPES[shape])]
+    without = torch.autograd.grad(scan(*frozen, skip=skip)[0].sum(), frozen[:5])
+    assert off(without[0], torch.autograd.grad(scan(*frozen)[0].sum(), frozen[0])[0] + skip[:, None]) < 1e-12
+
+
+def test_slices_of_something_wider_give_equal_bits() -> None:
+    B, T, H, P, G, N = SHAPES["many chunks"]
+    mixed = torch.randn(B, T, H * P + 2 * G * N, generator=torch.Generator().manual_seed(2))
+    u, b, r = mixed.split([H * P, G * N, G * N], dim=-1)
+    _, dt, A, *_ = (x.float() for x in inputs(SHAPES["many chunks"]))
+    held = [u.view(B, T, H, P), dt, A, b.view(B, T, G, N), r.view(B, T, G, N)]
+    whole = [x.contiguous() for x in held]
+    results = []
+    for leaves in ([x.detach().requires_grad_() for x in held], [x.detach().requires_grad_() for x in whole]):
+        y = scan(*leaves)[0]
+        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
 def test_float32_and_bfloat16() -> None:
     held = [x.float() for x in inputs(SHAPES["many chunks"])]
     compare(held, 1e-6, 1e-5)
@@ -172,7 +201,7 @@ def test_the_operators_are_sound() -> None:
     """Schema, fakes and autograd, by torch's own checks."""
     held = [x.requires_grad_() for x in inputs((1, 18, 2, 2, 1, 3))]
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    for args in ((*held, 16), (*held[:5], None, 8)):
+    for args in ((*held[:5], held[2], held[5], 16), (*held[:5], None, None, 8)):
         torch.library.opcheck(torch.ops.nstrain.scan.default, args, test_utils=checks)
 
 
@@ -186,44 +215,3 @@ def test_lengths_of_chunks() -> None:
         assert [length(T, torch.bfloat16, "meta") for T in (1, 17, 100, 300)] == [16, 32, 128, 128]
         assert length(300, torch.float32, "meta") == 64 and length(300, torch.float32, "meta", 20) == 32
     assert length(300, torch.float32, "cpu", 20) == 20
-
-
-class _Products(TorchDispatchMode):
-    """Counts the operations of matrix products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name
-        assert name in ("aten::mm", "aten::bmm", "aten::baddbmm_") or "mm" not in name.split("::")[1], name
-        if "mm" in name:
-            left, right = [x for x in args if isinstance(x, Tensor)][-2:]
-            self.flops += 2 * left.numel() * right.shape[-1]
-        return func(*args, **kwargs or {})
-
-
-def test_operations_are_those_of_the_formula() -> None:
-    u, dt, A, b, r, state = inputs((2, 40, 4, 4, 2, 3))
-    s = Shape.of(u, b, 16)
-    assert s == shape(2, 40, 4, 4, 2, 3, 16)
-    with _Products() as counted:
-        V = chunked.forward(s, u, dt, A, b, r, state)[2]
-        forward = counted.flops
-        chunked.backward(s, u, None, u, dt, A, b, r, V)
-    assert (forward, counted.flops - forward) == dense_flops(s)
-
-
-def test_the_cost_of_the_kernels() -> None:
-    s = shape(8, 4096, 64, 64, 1, 128, 128)
-    costs = kernel_costs(s, 2)
-    u, shared, V = 8 * 4096 * 64 * 64 * 2, 8 * 4096 * 128 * 2, 32 * 8 * 64 * 64 * 128 * 4
-    line = 8 * 4096 * 64 * 4
-    assert costs["scan"].bytes == 2 * u + 2 * shared + 2 * line + V
-    assert costs["scan"].flops == 2 * 8 * 4096 * 64 * (128 * 128 + 128 * 64 + 128 * 64)
-    assert kernel_costs(s, 4)["scan"].bytes - costs["scan"].bytes == 2 * u + 2 * shared
-    forward, backward = totals(s, 2)
-    assert forward.bytes + backward.bytes == sum(c.bytes for c in costs.values()) + costs["cumsum"].bytes
-    assert forward.flops + backward.flops == sum(c.flops for c in costs.values())
-    assert backward.flops == sum(costs[name].flops for name in BACKWARD) > 2 * forward.flops

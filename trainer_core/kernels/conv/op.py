@@ -1,11 +1,12 @@
 """The causal depthwise convolution with its activation as an operator with an explicit backward pass.
 
-It reads slices of something wider without a copy. On a CPU an exponential costs as much as ten sums, so the
-forward pass keeps the sigmoid; a GPU, bound by memory, and narrow inputs convolve again instead.
+It reads slices of something wider without a copy, and keeps nothing but its inputs: memory is slower than
+convolving again. On a CPU the work goes by tiles that stay in the cache through all steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer_core.kernels.register import differentiate, operator
-from trainer_core.kernels.target import launchable, target
-from trainer_core.kernels.tensors import wide, wide_dtype
+from trainer_core.kernels.target import launchable
+from trainer_core.kernels.tensors import wide
 
-CHUNK = 256
-"""Tokens whose products with the gradient are summed at a time, in the cache of a CPU."""
+TILE = 1 << 17
+"""Values of some rows and tokens that go through all steps together, in the cache of a CPU."""
 
 
 def _launchable(width: int, *tensors: Tensor | None) -> bool:
@@ -25,17 +26,36 @@ def _launchable(width: int, *tensors: Tensor | None) -> bool:
     return width == 4 and launchable(*(t for t in tensors if t is not None))
 
 
-def _convolve(x: Tensor, taps: Tensor, state: Tensor | None) -> Tensor:
-    """y [B, T, C]; one pass for each of the rows of `taps` [W, C]."""
-    T, last = x.shape[1], taps.shape[0] - 1
-    y = torch.mul(x, taps[last])
-    for back in range(1, min(last, T - 1) + 1):
-        y[:, back:].addcmul_(x[:, :-back], taps[last - back])
-    if state is not None:
-        for back in range(1, last + 1):
-            n = min(back, T)
-            y[:, :n].addcmul_(state[:, last - back : last - back + n], taps[last - back])
-    return y
+def _tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and tokens of x [B, T, C], those of a row in order."""
+    B, T, C = x.shape
+    tokens = min(max(1, TILE // C), T)
+    rows = max(1, TILE // (T * C))
+    for row in range(0, B, rows):
+        for start in range(0, T, tokens):
+            yield slice(row, min(row + rows, B)), slice(start, min(start + tokens, T))
+
+
+def _seen(
+    back: int, x: Tensor, state: Tensor | None, rows: slice, tokens: slice
+) -> Iterator[tuple[slice, Tensor]]:
+    """What a tile sees `back` tokens before: which tokens see it, and that part of x or of the state."""
+    start, end = tokens.start, tokens.stop
+    inside = min(max(start, back), end)
+    if inside < end:
+        yield slice(inside - start, end - start), x[rows, inside - back : end - back]
+    if state is not None and start < inside:
+        first = state.shape[1] + start - back
+        yield slice(0, inside - start), state[rows, first : first + inside - start]
+
+
+def _convolve(x: Tensor, taps: Tensor, state: Tensor | None, rows: slice, tokens: slice, y: Tensor) -> None:
+    """Fills y, a tile of the convolution with `taps` [W, C]."""
+    last = taps.shape[0] - 1
+    torch.mul(x[rows, tokens], taps[last], out=y)
+    for back in range(1, last + 1):
+        for which, seen in _seen(back, x, state, rows, tokens):
+            y[:, which].addcmul_(seen, taps[last - back])
 
 
 def _new_state(x: Tensor, width: int, state: Tensor | None) -> Tensor:
@@ -47,69 +67,31 @@ def _new_state(x: Tensor, width: int, state: Tensor | None) -> Tensor:
     return torch.cat((before[:, T:], x), dim=1)
 
 
-def _fake(x: Tensor, taps: Tensor, state: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(x: Tensor, taps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     B, T, C = x.shape
-    kept = x.new_empty(x.shape if keep else (0,), dtype=wide_dtype(x))
-    return x.new_empty(B, T, C), x.new_empty(B, taps.shape[1] - 1, C), kept
+    return x.new_empty(B, T, C), x.new_empty(B, taps.shape[1] - 1, C)
 
 
 @operator("causal_conv_silu", fake=_fake)
-def _conv(x: Tensor, taps: Tensor, state: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, the new state and, if it is kept, the sigmoid."""
+def _conv(x: Tensor, taps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The result and the new state."""
     after = _new_state(x, taps.shape[1], state)
     if _launchable(taps.shape[1], x, taps, state):
         from trainer_core.kernels.conv.triton import conv_triton
 
-        return conv_triton(x, taps, state), after, x.new_empty(0, dtype=torch.float32)
+        return conv_triton(x, taps, state), after
     widened = wide(x)
-    y = _convolve(
-        widened, taps.to(widened.dtype).t().contiguous(), None if state is None else state.to(widened.dtype)
-    )
-    if not keep:
-        return F.silu(y, inplace=True).to(x.dtype).contiguous(), after, widened.new_empty(0)
-    sigmoid = torch.sigmoid(y)
-    return y.mul_(sigmoid).contiguous(), after, sigmoid.contiguous()
-
-
-def _taps_gradient(d_y: Tensor, x: Tensor, state: Tensor | None, width: int) -> Tensor:
-    """[C, W]: products of d_y with what each tap saw, summed over tokens and rows in a fixed order."""
-    B, T, C = x.shape
-    sums = []
-    for back in range(width - 1, -1, -1):
-        total = d_y.new_zeros(min(CHUNK, T), C)
-        for row in range(B):
-            for start in range(back, T, CHUNK):
-                end = min(start + CHUNK, T)
-                total[: end - start].addcmul_(d_y[row, start:end], x[row, start - back : end - back])
-            if state is not None and back:
-                n = min(back, T)
-                total[:n].addcmul_(d_y[row, :n], state[row, width - 1 - back : width - 1 - back + n])
-        sums.append(total.sum(0))
-    return torch.stack(sums, dim=1)
-
-
-def _spread(d_y: Tensor, taps: Tensor) -> Tensor:
-    """The gradient of x: the convolution from the other side."""
-    T, last = d_y.shape[1], taps.shape[0] - 1
-    d_x = torch.mul(d_y, taps[last])
-    for back in range(1, min(last, T - 1) + 1):
-        d_x[:, :-back].addcmul_(d_y[:, back:], taps[last - back])
-    return d_x
-
-
-def _state_gradient(d_y: Tensor, taps: Tensor) -> Tensor:
-    """The same for what came before x."""
-    B, T, C = d_y.shape
-    last = taps.shape[0] - 1
-    d_state = d_y.new_zeros(B, last, C)
-    for back in range(1, last + 1):
-        n = min(back, T)
-        d_state[:, last - back : last - back + n].addcmul_(d_y[:, :n], taps[last - back])
-    return d_state
+    columns = taps.to(widened.dtype).t().contiguous()
+    before = None if state is None else state.to(widened.dtype)
+    y = widened.new_empty(x.shape)
+    for tile in _tiles(x):
+        _convolve(widened, columns, before, *tile, y[tile])
+        F.silu(y[tile], inplace=True)
+    return y.to(x.dtype), after
 
 
 def _fake_backward(
-    grad: Tensor, x: Tensor, taps: Tensor, state: Tensor | None, out: Tensor, sigmoid: Tensor
+    grad: Tensor, x: Tensor, taps: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     B, _, C = x.shape
     d_state = x.new_empty(B, taps.shape[1] - 1 if state is not None else 0, C)
@@ -118,9 +100,9 @@ def _fake_backward(
 
 @operator("causal_conv_silu_backward", fake=_fake_backward)
 def _conv_backward(
-    grad: Tensor, x: Tensor, taps: Tensor, state: Tensor | None, out: Tensor, sigmoid: Tensor
+    grad: Tensor, x: Tensor, taps: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, taps and state (of no tokens without one); `out` is read if `sigmoid` was kept."""
+    """Gradients of x, taps and state (of no tokens without one)."""
     if _launchable(taps.shape[1], grad, x, taps, state):
         from trainer_core.kernels.conv.triton import conv_backward_triton
 
@@ -129,31 +111,36 @@ def _conv_backward(
     widened = wide(x)
     columns = taps.to(widened.dtype).t().contiguous()
     before = None if state is None else state.to(widened.dtype)
-    if sigmoid.numel():  # silu(y)' = sigmoid + silu(y) (1 - sigmoid)
-        d_y = torch.addcmul(sigmoid, out, 1 - sigmoid).mul_(grad)
-    else:
-        y = _convolve(widened, columns, before)
-        d_y = torch.ops.aten.silu_backward.grad_input(grad.to(widened.dtype), y, grad_input=y)
-    d_taps = _taps_gradient(d_y, widened, before, taps.shape[1])
-    d_state = d_y[:, :0] if state is None else _state_gradient(d_y, columns)
-    d_x = _spread(d_y, columns)
-    return d_x.to(x.dtype).contiguous(), d_taps.to(taps.dtype), d_state.to(x.dtype).contiguous()
+    last = columns.shape[0] - 1
+    d_x, sums = torch.empty_like(widened, memory_format=torch.contiguous_format), torch.zeros_like(columns)
+    d_before = None if before is None else torch.zeros_like(before)
+    for rows, tokens in _tiles(x):
+        tile = rows, tokens
+        y = grad.new_empty(grad[tile].shape, dtype=widened.dtype)
+        _convolve(widened, columns, before, rows, tokens, y)
+        d_y = torch.ops.aten.silu_backward.grad_input(grad[tile].to(y.dtype), y, grad_input=y)
+        torch.mul(d_y, columns[last], out=d_x[tile])
+        for back in range(last + 1):
+            for which, seen in _seen(back, widened, before, rows, tokens):
+                sums[last - back].add_((d_y[:, which] * seen).sum((0, 1)))
+            for which, d_seen in _seen(back, d_x, d_before, rows, tokens) if back else ():
+                d_seen.addcmul_(d_y[:, which], columns[last - back])
+    d_state = d_x[:, :0].clone() if d_before is None else d_before
+    return d_x.to(x.dtype), sums.t().to(taps.dtype).contiguous(), d_state.to(x.dtype)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, taps, state, _ = inputs
-    out, after, sigmoid = output
-    ctx.mark_non_differentiable(after, sigmoid)
+    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, taps, state, out if sigmoid.numel() else sigmoid, sigmoid)
+    ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return None, None, None, None
-    x, taps, state, out, sigmoid = ctx.saved_tensors
-    d_x, d_taps, d_state = _conv_backward(grad.contiguous(), x, taps, state, out, sigmoid)
-    return d_x, d_taps, None if state is None else d_state, None
+        return None, None, None
+    x, taps, state = ctx.saved_tensors
+    d_x, d_taps, d_state = _conv_backward(grad.contiguous(), x, taps, state)
+    return d_x, d_taps, None if state is None else d_state
 
 
 differentiate("causal_conv_silu", _backward, setup=_setup)
@@ -165,6 +152,5 @@ def causal_conv_silu(x: Tensor, taps: Tensor, state: Tensor | None = None) -> tu
     x [B, T, C] with T >= 1, taps [C, W]; state [B, W-1, C] is what came before x, zeros by default. The new
     state is a copy without a gradient.
     """
-    keep = torch.is_grad_enabled() and target(x) == "cpu" and x.dtype in (torch.float32, torch.float64)
-    out, after, _ = _conv(x, taps, state, keep)
+    out, after = _conv(x, taps, state)
     return out, after

@@ -21,30 +21,52 @@ def _wide(u: Tensor, dt: Tensor) -> torch.dtype:
 
 
 def _fake(
-    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    skip: Tensor | None,
+    state: Tensor | None,
+    chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     s = Shape.of(u, b, chunk)
     last = u.new_empty(s.B, s.H, s.P, s.N, dtype=_wide(u, dt))
-    return torch.empty_like(u), last, last.new_empty(s.num_potentials)
+    return u.new_empty(u.shape), last, last.new_empty(s.num_potentials)
 
 
 def _launched(
-    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    skip: Tensor | None,
+    state: Tensor | None,
+    chunk: int,
 ) -> bool:
     return has_kernels(u, dt, b, chunk)
 
 
 @operator("scan", fake=_fake, composed=True, launched=_launched)
 def scan_forward(
-    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None, chunk: int
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    skip: Tensor | None,
+    state: Tensor | None,
+    chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last potentials, the potentials before and after each chunk."""
     s = Shape.of(u, b, chunk)
     if has_kernels(u, dt, b, chunk):
         from trainer_core.kernels.scan import triton
 
-        return triton.forward_triton(s, u, dt, A, b, r, state)
-    return chunked.forward(s, u, dt, A, b, r, state)
+        y, last, V = triton.forward_triton(s, u, dt, A, b, r, state)
+        return y if skip is None else y + skip[:, None].to(u.dtype) * u, last, V
+    return chunked.forward(s, u, dt, A, b, r, skip, state)
 
 
 def _fake_backward(
@@ -55,12 +77,13 @@ def _fake_backward(
     A: Tensor,
     b: Tensor,
     r: Tensor,
+    skip: Tensor | None,
     V: Tensor,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_u, d_dt, d_A, d_b, d_r = (torch.empty_like(x) for x in (u, dt, A, b, r))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    d_u, d_dt, d_A, d_b, d_r, d_skip = (x.new_empty(x.shape) for x in (u, dt, A, b, r, A))
     s = Shape.of(u, b, chunk)
-    return d_u, d_dt, d_A, d_b, d_r, V.new_empty(s.B, s.H, s.P, s.N)
+    return d_u, d_dt, d_A, d_b, d_r, d_skip, V.new_empty(s.B, s.H, s.P, s.N)
 
 
 def _launched_backward(
@@ -78,33 +101,39 @@ def scan_backward(
     A: Tensor,
     b: Tensor,
     r: Tensor,
+    skip: Tensor | None,
     V: Tensor,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, dt, A, b, r and of the first potentials."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of u, dt, A, b, r, skip (zeros without one) and of the first potentials."""
     s = Shape.of(u, b, chunk)
     if has_kernels(u, dt, b, chunk):
         from trainer_core.kernels.scan import triton
 
-        return triton.backward_triton(s, g, g_last, u, dt, A, b, r, V)
-    return chunked.backward(s, g, g_last, u, dt, A, b, r, V)
+        d_u, d_dt, d_A, d_b, d_r, d_state = triton.backward_triton(s, g, g_last, u, dt, A, b, r, V)
+        if skip is None:
+            return d_u, d_dt, d_A, d_b, d_r, torch.zeros_like(A), d_state
+        d_skip = (g * u).sum((0, 1, 3), dtype=A.dtype)
+        return d_u + skip[:, None].to(u.dtype) * g, d_dt, d_A, d_b, d_r, d_skip, d_state
+    return chunked.backward(s, g, g_last, u, dt, A, b, r, skip, V)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    u, dt, A, b, r, state, ctx.chunk = inputs
+    u, dt, A, b, r, skip, state, ctx.chunk = inputs
     ctx.has_state = state is not None
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(u, dt, A, b, r, output[2])
+    ctx.save_for_backward(u, dt, A, b, r, skip, output[2])
 
 
 def _backward(ctx: Any, g: Tensor | None, g_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if g is None and g_last is None:
-        return (None,) * 7
-    u, dt, A, b, r, V = ctx.saved_tensors
+        return (None,) * 8
+    u, dt, A, b, r, skip, V = ctx.saved_tensors
     g = torch.zeros_like(u) if g is None else g
-    *grads, d_state = scan_backward(g.contiguous(), g_last, u, dt, A, b, r, V, ctx.chunk)
-    return *grads, d_state if ctx.has_state else None, None
+    *grads, d_skip, d_state = scan_backward(g.contiguous(), g_last, u, dt, A, b, r, skip, V, ctx.chunk)
+    d_skip = None if skip is None else d_skip.to(skip.dtype)
+    return *grads, d_skip, d_state if ctx.has_state else None, None
 
 
 differentiate("scan", _backward, setup=_setup)
@@ -117,13 +146,18 @@ def scan(
     b: Tensor,
     r: Tensor,
     state: Tensor | None = None,
+    *,
+    skip: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """V_t = exp(A dt_t) V_{t-1} + dt_t u_t b_t^T, y_t = V_t r_t; y [B, T, H, P] and the last V [B, H, P, N].
+    """V_t = exp(A dt_t) V_{t-1} + dt_t u_t b_t^T, y_t = V_t r_t + skip u_t; y [B, T, H, P] and the last V.
 
-    u [B, T, H, P], dt [B, T, H], A [H] negative, b and r [B, T, G, N] with H a multiple of G, state
-    [B, H, P, N], zeros where it is None. dt, A and the state are float32 or wider; y has the dtype of u.
+    u [B, T, H, P], dt [B, T, H], A [H] negative, b and r [B, T, G, N] with H a multiple of G, V and state
+    [B, H, P, N], skip [H], zeros where one is None. dt, A and the state are float32 or wider; y has the dtype
+    of u. Only kernels take copies of slices of something wider.
     """
     Q = chunk_length(u, chunk)
-    y, last, _ = scan_forward(*(x.contiguous() for x in (u, dt, A, b, r)), state, Q)
+    if has_kernels(u, dt, b, Q):
+        u, b, r = u.contiguous(), b.contiguous(), r.contiguous()
+    y, last, _ = scan_forward(u, dt.contiguous(), A, b, r, skip, state, Q)
     return y, last

@@ -7,11 +7,19 @@ from torch import Tensor
 
 
 def scan_reference(
-    u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor, state: Tensor | None = None
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    r: Tensor,
+    state: Tensor | None = None,
+    *,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """V_t = exp(A dt_t) V_{t-1} + dt_t u_t b_t^T, y_t = V_t r_t; y [B, T, H, P] and the last V [B, H, P, N].
+    """V_t = exp(A dt_t) V_{t-1} + dt_t u_t b_t^T, y_t = V_t r_t + skip u_t; y [B, T, H, P] and the last V.
 
-    u [B, T, H, P], dt [B, T, H], A [H], b and r [B, T, G, N] with H a multiple of G, state [B, H, P, N].
+    u [B, T, H, P], dt [B, T, H], A [H], b and r [B, T, G, N] with H a multiple of G, V and state
+    [B, H, P, N], skip [H].
     """
     B, T, H, P = u.shape
     G, N = b.shape[2:]
@@ -22,4 +30,5 @@ def scan_reference(
         decay = (A * dt[:, t]).exp()[..., None, None]
         V = decay * V + (dt[:, t, :, None] * u[:, t])[..., None] * b[:, t, :, None, :]
         y.append((V * r[:, t, :, None, :]).sum(-1))
-    return torch.stack(y, dim=1), V
+    read = torch.stack(y, dim=1)
+    return read if skip is None else read + skip[:, None] * u, V

@@ -82,8 +82,9 @@ class DendriticLayer(nn.Module):
         u = u.view(B, T, H, E // H)
         dt = F.softplus(wide(delta) + self.dt_bias)
         A = -self.A_log.exp()
-        y, potentials = scan(u, dt, A, b.view(B, T, G, N), r.view(B, T, G, N), potentials)
-        s = (y + self.skip[:, None].to(u.dtype) * u).view(B, T, E)
+        b, r = b.view(B, T, G, N), r.view(B, T, G, N)
+        s, potentials = scan(u, dt, A, b, r, potentials, skip=self.skip)
+        s = s.view(B, T, E)
         if note is not None:
             note("dt", dt)
             note("A", A)
