@@ -50,6 +50,20 @@ def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scales: Tensor) -> tu
     return d_x, d_weight.to(weight.dtype)
 
 
+def norm_gradients(grad: Tensor, rows: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of rows [n, C] and weight [C] of a norm that has scaled the rows by `scale` [n, 1].
+
+    Torch's fused gradient of LayerNorm, told that the mean of every row is 0: beside ours it holds that of
+    the mean, one number per row, which is added back.
+    """
+    zero = torch.zeros_like(scale)
+    d_rows, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+        grad, rows, weight.shape, zero, scale, weight, None, [True, True, False]
+    )
+    along_mean = torch.mv(grad, weight)[:, None].mul_(scale).div_(rows.shape[-1])
+    return d_rows.add_(along_mean), d_weight
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -74,11 +88,7 @@ class _RMSNorm(torch.autograd.Function):
             d_x, d_gain = norm_backward(as_rows(grad), narrow, narrow_weight, scale)
             return d_x.view(grad.shape), d_gain, None
         rows, weight = wide(narrow), wide(narrow_weight)
-        g = wide(grad.reshape(rows.shape))
-        products = g * rows
-        d_weight = torch.mv(products.t(), scale[:, 0])
-        pull = torch.mv(products, weight)[:, None] * scale.pow(3) / rows.shape[-1]
-        d_rows = torch.mul(g, weight).mul_(scale).addcmul_(rows, pull, value=-1)
+        d_rows, d_weight = norm_gradients(wide(grad.reshape(rows.shape)), rows, weight, scale)
         return d_rows.to(narrow.dtype).view(grad.shape), d_weight.to(narrow_weight.dtype), None
 
 

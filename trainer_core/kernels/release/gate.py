@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer_core.kernels.norm.op import norm_gradients
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.release.parts import (
     binary_gradients,
@@ -107,7 +108,7 @@ def _gate_backward(
         )
         return d_s.view(s.shape), d_gain.to(gain.dtype), theta_gradient(d_t, theta), d_z.view(z.shape)
     rows, dtype = wide(as_rows(s)), scale.dtype
-    pull, width = as_rows(grad).to(dtype), rows.shape[-1]
+    pull = as_rows(grad).to(dtype)
     g, t, gate = gain.to(dtype), theta.abs().to(dtype), as_rows(z).to(dtype)
     if released.numel() == 0:
         released, sigmoid = _released(rows, g, t, scale, binary), torch.sigmoid(gate)
@@ -120,11 +121,7 @@ def _gate_backward(
         d_normed, d_t = binary_gradients(d_released, _normed(rows, g, scale), t, False)
     else:
         d_normed, d_t = graded_gradients(d_released, released, False, overwrite=True)
-    products = torch.mul(d_normed, rows)
-    d_gain = torch.mv(products.t(), scale[:, 0])
-    # Factor by factor: the cube of a scale may be smaller than any float.
-    along = torch.mv(products, g)[:, None].div_(width).mul_(scale).mul_(scale).mul_(scale)
-    d_rows = d_normed.mul_(g).mul_(scale).addcmul_(rows, along, value=-1)
+    d_rows, d_gain = norm_gradients(d_normed, rows, g, scale)
     return (
         d_rows.to(s.dtype).view(s.shape),
         d_gain.to(gain.dtype),
