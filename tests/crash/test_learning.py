@@ -11,14 +11,15 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer_core.engine.assemble import make_step
-from trainer_core.engine.step import UpdateScalars
+from trainer_core.engine.assemble import Precision, make_step
+from trainer_core.engine.step import UpdateResult, UpdateScalars
 from trainer_core.models.base import Model
 from trainer_core.models.registry import build
 
@@ -65,17 +66,24 @@ def heldout_loss(model: Model, tokens: Tensor, rows: int) -> float:
     return total / (rows * LENGTH)
 
 
+def updates_of(
+    model: Model, updates: int, rows: int, precision: Precision = "fp32", peak: float = PEAK
+) -> list[UpdateResult]:
+    """What each update gave; none of them was skipped."""
+    _, step = make_step(model, precision=precision, recompute={LENGTH: "none"})
+    results = []
+    for update, batch in zip(range(updates), batches(text()[0], rows), strict=False):
+        lr = rate(update) * peak / PEAK
+        scalars = UpdateScalars(lr=lr, weight_decay=0.1, clip=1.0, beta1=0.9, beta2=0.95)
+        results.append(step.update([batch], scalars))
+        assert not results[-1].skipped
+    return results
+
+
 def train(model: Model, updates: int, rows: int = ROWS) -> tuple[float, float]:
     """Held-out loss after the updates, and the largest gradient norm after update 50."""
-    tokens, heldout = text()
-    _, step = make_step(model, recompute={LENGTH: "none"})
-    norms = []
-    for update, batch in zip(range(updates), batches(tokens, rows), strict=False):
-        scalars = UpdateScalars(lr=rate(update), weight_decay=0.1, clip=1.0, beta1=0.9, beta2=0.95)
-        result = step.update([batch], scalars)
-        assert not result.skipped
-        norms.append(result.grad_norm)
-    return heldout_loss(model, heldout, 256 if ALL else 8), max(norms[50:], default=0.0)
+    norms = [result.grad_norm for result in updates_of(model, updates, rows)]
+    return heldout_loss(model, text()[1], 256 if ALL else 8), max(norms[50:], default=0.0)
 
 
 @torch.no_grad()
@@ -115,3 +123,17 @@ def test_neuronspark_learns_more_than_a_llama_of_its_size() -> None:
     assert loss <= 1.55
     assert loss <= other - 0.1
     assert second <= first - 0.4
+
+
+@pytest.mark.slow
+def test_rounded_weights_learn_as_much_and_a_high_rate_gives_no_infinity() -> None:
+    """On the same rows, by the mean of the last ten updates' losses."""
+    updates, rows = (100, ROWS) if ALL else (10, 1)
+    ends = {}
+    for peak in (PEAK, 1e-2) if ALL else (PEAK,):
+        for precision in get_args(Precision):
+            model = build("nano-cpu", None, VOCAB, 0)
+            results = updates_of(model, updates, rows, precision, peak)
+            ends[peak, precision] = sum(result.loss for result in results[-10:]) / 10
+    print("\nloss of the last ten of a hundred updates:", ends)
+    assert abs(ends[PEAK, "fp32"] - ends[PEAK, "bf16"]) <= 0.01

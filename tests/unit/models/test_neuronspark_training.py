@@ -41,6 +41,17 @@ def test_it_learns(precision: str, release: str) -> None:
     assert int(state.counters[0]) == 12 and not state.counters[1:].any()
 
 
+def test_after_a_hundred_updates_at_a_high_rate_rounded_weights_have_the_same_loss() -> None:
+    """None of them is skipped."""
+    ends = []
+    for precision in ("fp32", "bf16"):
+        _, state, losses = _train(precision, updates=100)
+        assert state.counters.tolist() == [100, 0, 0]
+        ends.append(sum(losses[-10:]) / 10)
+    assert ends[1] == pytest.approx(ends[0], abs=0.01)
+    assert ends[0] < 0.1
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_gives_the_same_bits_in_every_mode(precision: str) -> None:
     first = _train(precision, updates=2)[1].P
