@@ -9,6 +9,7 @@ from typing import Literal
 from deployments.cli.printing import Flag, print_json, say
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
+from trainer_core.line.cxx import no_compiler
 from trainer_core.models.presets import find_preset
 
 MOST_THREADS = 1024
@@ -83,6 +84,8 @@ def bench(
     if problems:
         raise Refused(problems)
     load_host()
+    if not limits and (problem := no_compiler(compile)):
+        raise Refused(f"--compile {compile}: {problem}")
     if against and (family := find_preset(model).family) != "llama":
         raise Refused(f"--against {against}: {model} is a {family}; they train Llamas alone")
     import torch

@@ -93,6 +93,18 @@ def test_a_mode_that_the_family_lacks_is_said_once(
     assert "lengths[0].ac: 'scan' is nothing that llama can recompute; expected none, full" in problem
 
 
+def test_a_missing_compiler_is_said_before_a_start(
+    line: LinePaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(line.run_json, read_json(line.run_json) | {"compile": "cross_entropy"})
+    assert cli.run(["check", str(line.root)]) == 0
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert cli.run(["check", str(line.root)]) == 20
+    assert "run.json: compile: torch needs a C++ compiler, and '/nowhere/c++' is not here" in (
+        capsys.readouterr().err
+    )
+
+
 def test_the_checks_of_every_start_load_no_torch(line: LinePaths) -> None:
     code = (
         "import sys; from pathlib import Path; from trainer_core.ops.check import check_line\n"

@@ -13,6 +13,7 @@ from trainer_core.data.plan.consumer import check_consumer, growth_problems, rea
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import newest, read_state
 from trainer_core.line.config import RunConfig, load_run
+from trainer_core.line.cxx import compiler_problems
 from trainer_core.line.files import read_json
 from trainer_core.line.kept import check_kept
 from trainer_core.line.paths import DataPaths, LinePaths
@@ -76,7 +77,11 @@ def check_line(line: Path) -> list[str]:
     data = DataPaths(Path(config.data))
     if not data.data.exists():
         raise Refused(f"{paths.run_json}: data: {data.root} is not a data line (no data.json)")
-    problems = [*_data_problems(paths, data, config), *_resume_problems(paths, config)]
+    problems = [
+        *compiler_problems(paths, config),
+        *_data_problems(paths, data, config),
+        *_resume_problems(paths, config),
+    ]
     if problems:
         raise Refused(problems)
     point = newest(paths)

@@ -13,6 +13,7 @@ from typing import Any
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import newest
 from trainer_core.line.config import RunConfig, load_run
+from trainer_core.line.cxx import compiler_problems
 from trainer_core.line.events import record_event
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.lock import FileLock
@@ -32,6 +33,8 @@ def tune_line(line: Path, *, shared_gb: float = 0.0, say: Say = print, ask: Ask 
     paths = LinePaths(line)
     config = load_run(paths)
     refuse_if_run(paths)
+    if problems := compiler_problems(paths, config):
+        raise Refused(problems)
     with FileLock.acquire(paths.lock, role="tune"):
         room = find_room(ask, round(shared_gb * 1e9))
         say(str(room))

@@ -5,8 +5,6 @@ The one place that knows every part by its class; a part is exchanged here and n
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from trainer_core.engine.step import Step
 from trainer_core.errors import Refused
 from trainer_core.line.checkpoints import discard_partial
 from trainer_core.line.config import RunConfig, load_run
+from trainer_core.line.cxx import compiler_problems
 from trainer_core.line.events import record_event
 from trainer_core.line.ledger import Ledger
 from trainer_core.line.paths import LinePaths
@@ -95,10 +94,12 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
     problems = [
         *too_long(config, model.config.rope_max_seq_len),
         *not_recomputable(config, model.recomputation),
-        *_no_compiler(config),
     ]
-    if problems:
-        raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
+    if found := [
+        *(f"{paths.run_json}: {problem}" for problem in problems),
+        *compiler_problems(paths, config),
+    ]:
+        raise Refused(found)
     return make_step(
         model,
         device=device,
@@ -108,17 +109,6 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
         compile=config.compile,
         seed=config.seed,
     )
-
-
-def _no_compiler(config: RunConfig) -> list[str]:
-    """Whether torch would find nothing to compile the model with."""
-    compiler = os.environ.get("CXX", "g++")  # the one that torch calls
-    if config.compile == "none" or shutil.which(compiler):
-        return []
-    return [
-        f"compile: torch needs a C++ compiler, and {compiler!r} is not here; install it, name another "
-        "one in the environment as CXX, or set compile to none and name it in allow_changes"
-    ]
 
 
 def _load(

@@ -212,6 +212,14 @@ def test_memory_that_ends_meanwhile_is_refused(monkeypatch: pytest.MonkeyPatch) 
         bench(TINY)
 
 
+def test_without_a_compiler_what_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    for settings in ({}, {"against": "nanogpt"}):
+        with pytest.raises(Refused, match=r"--compile cross_entropy: .*'/nowhere/c\+\+' is not here"):
+            command(model="llama-nano-cpu", compile="cross_entropy", **settings)  # type: ignore[arg-type]
+    assert command(model="llama-nano-cpu", compile="cross_entropy", limits=True) == 0
+
+
 def test_the_command_prints_one_json_value_and_writes_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,16 @@ def test_a_line_that_is_run_is_refused(line: LinePaths) -> None:
     assert line.run_json.read_bytes() == before and not line.tune_json.exists()
 
 
+def test_a_line_that_cannot_be_compiled_here_is_refused(
+    line: LinePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.run_json.write_text(json.dumps(read_json(line.run_json) | {"compile": "model"}))
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(Refused, match=r"run\.json: compile: torch needs a C\+\+ compiler"):
+        tune(line)
+    assert not line.tune_json.exists()
+
+
 def test_nobody_starts_the_line_meanwhile(line: LinePaths) -> None:
     def looks(rows: int, ac: str) -> Mapping[str, Any]:
         assert held(line.lock)
