@@ -44,7 +44,7 @@ def preset_problems(preset: Preset, family: str) -> list[str]:
     found = []
     if preset.family != family:
         found.append(f"of the family {preset.family!r}; expected {family!r}")
-    if not _is_name(preset.name):
+    if not is_name(preset.name):
         found.append("whose name is none; expected letters, digits and ._+- alone")
     if not _is_count(preset.vocab_size):
         found.append(f"whose vocab_size is {preset.vocab_size!r}; expected a positive integer")
@@ -133,7 +133,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
     """What can be typed, stand in a table and be part of a file's name."""
     return isinstance(value, str) and bool(value) and all(c.isalnum() or c in "._+-" for c in value)
 

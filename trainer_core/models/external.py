@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_core.errors import Refused
-from trainer_core.models.contract import answered, preset_problems
+from trainer_core.models.contract import answered, is_name, preset_problems
 from trainer_core.models.families import FAMILIES
 from trainer_core.models.preset import Preset
 
@@ -37,6 +37,8 @@ def use_folder(folder: Path | None) -> None:
 
 def declared() -> tuple[dict[str, EntryPoint], list[str]]:
     """Every family of other packages by name, and what is wrong about others; imports none."""
+    from trainer_core.models.presets import PRESETS  # which asks this module for more
+
     found: dict[str, EntryPoint] = {}
     problems: list[str] = []
     try:
@@ -46,9 +48,12 @@ def declared() -> tuple[dict[str, EntryPoint], list[str]]:
         problems += refused.problems
     for point in [*metadata.entry_points(group=GROUP), *in_folder]:
         earlier = found.get(point.name, point)
-        if point.name in FAMILIES:
+        if not is_name(point.name):
+            problems.append(f"{said(point)}: the name of a family has letters, digits and ._+- alone")
+        elif point.name in FAMILIES or point.name in PRESETS:
+            kind = "family" if point.name in FAMILIES else "preset"
             problems.append(
-                f"{said(point)}: nstrain has a family of this name built in; give the entry point of that "
+                f"{said(point)}: nstrain has a {kind} of this name built in; give the entry point of that "
                 "package another name, or uninstall it"
             )
         elif earlier.value != point.value:

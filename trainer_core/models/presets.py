@@ -53,7 +53,11 @@ def external_presets() -> tuple[dict[str, Preset], list[str]]:
             continue
         for preset in presets:
             other = PRESETS.get(preset.name) or found.get(preset.name)
-            if other is not None:
+            if preset.name in FAMILIES or preset.name in points:
+                problems.append(
+                    f"model family {family!r}: its preset {preset.name!r} has the name of a family; rename it"
+                )
+            elif other is not None:
                 problems.append(
                     f"model family {family!r}: its preset {preset.name!r} has the name of one of "
                     f"{other.family}; rename it"

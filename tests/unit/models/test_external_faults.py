@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from deployments import cli
-from tests.tools.model_package import BIGRAM
+from tests.tools.model_package import BIGRAM, check_out
 from tests.tools.real_line import Size, make_real_line
 from trainer_core.errors import Refused
 from trainer_core.generate.continuation import continuation
 from trainer_core.generate.sampling import Sampler, Sampling
+from trainer_core.models.presets import external_presets
 from trainer_core.models.registry import build
 
 pytestmark = pytest.mark.usefixtures("host")
@@ -146,6 +147,28 @@ def test_a_fault_is_named_and_hides_no_other_preset(installed, capsys, fault):
         assert all(line.startswith("nstrain: ") and "bigram" in line for line in told), told
         assert any(words in line for line in told), told
         assert not options or [row["name"] for row in json.loads(shown.out)] == ["llama-cpu"]
+
+
+@pytest.mark.parametrize("family", ["", "a\\u001b", "llama-cpu"])
+def test_a_family_whose_name_cannot_be_one(tmp_path, host, capsys, family):
+    """One with the name of a built-in preset was built as that preset."""
+    check_out(tmp_path / "theirs", "borrowed", family=f'"{family}"')
+    host.write_text(json.dumps({"neuronspark": "theirs"}))
+    assert cli.run(["models"]) == 20
+    shown = capsys.readouterr()
+    wanted = "a preset of this name built in" if family == "llama-cpu" else "letters, digits and ._+- alone"
+    assert wanted in shown.err and "bigram-cpu" not in shown.out
+    with pytest.raises(Refused):
+        build("bigram-cpu", None, 8, 0)
+    assert cli.run(["bench", "--model", "llama-nano-cpu", "--limits"]) == 0
+
+
+@pytest.mark.parametrize("name", ["bigram", "llama"])
+def test_a_preset_with_the_name_of_a_family_is_refused(installed, name):
+    """What was built by its name was the family without a configuration."""
+    installed(source=changed("bigram-cpu", name))
+    found, problems = external_presets()
+    assert not found and any(f"preset {name!r} has the name of a family" in problem for problem in problems)
 
 
 def test_what_build_raises_keeps_its_cause(installed):
