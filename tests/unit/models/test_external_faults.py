@@ -149,7 +149,7 @@ def test_a_fault_is_named_and_hides_no_other_preset(installed, capsys, fault):
         assert not options or [row["name"] for row in json.loads(shown.out)] == ["llama-cpu"]
 
 
-@pytest.mark.parametrize("family", ["", "a\\u001b", "llama-cpu"])
+@pytest.mark.parametrize("family", ["", "a b", "../x", "a\\u001b", "llama-cpu"])
 def test_a_family_whose_name_cannot_be_one(tmp_path, host, capsys, family):
     """One with the name of a built-in preset was built as that preset."""
     check_out(tmp_path / "theirs", "borrowed", family=f'"{family}"')
