@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,9 +63,14 @@ def _answer(code: int, out: bytes, errors: bytes) -> dict[str, Any]:
         value = json.loads(out.decode("utf-8").splitlines()[-1])
         if code == 0 and isinstance(value, dict):
             return value
-    said = errors.decode("utf-8", "replace").strip().splitlines()
-    last = f": {said[-1][:_SHOWN_CHARACTERS]}" if said else ""
-    return {"problem": f"crashed: exit code {code}{last}"}
+    said = _last_words(errors.decode("utf-8", "replace").strip().splitlines())
+    return {"problem": f"crashed: exit code {code}{f': {said[:_SHOWN_CHARACTERS]}' if said else ''}"}
+
+
+def _last_words(said: Sequence[str]) -> str:
+    """The line that names the last error, whose words may go on over lines of advice; else the last line."""
+    named = [line for line in said if re.match(r"[\w.]*[A-Z]\w*(: |$)", line)]
+    return (named or said or [""])[-1]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

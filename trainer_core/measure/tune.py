@@ -198,7 +198,10 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nothing_fits(present: Candidate, smallest: TracedShape, trials: list[Trial], room: Room) -> str:
     """Why a length has no shape: every measured one, or the smallest by its estimate."""
-    tried = [f"{trial.candidate} {trial.why_not(room.room_bytes)}" for trial in trials]
+    shapes: dict[str | None, list[str]] = {}
+    for trial in trials:
+        shapes.setdefault(trial.why_not(room.room_bytes), []).append(str(trial.candidate))
+    tried = [f"{', '.join(alike)} {why}" for why, alike in shapes.items()]
     if not tried:
         tried = [f"{smallest.shape} needs about {size_text(smallest.peak_bytes)}"]
     return (

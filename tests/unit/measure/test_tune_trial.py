@@ -55,6 +55,15 @@ def test_a_shape_beyond_its_room_is_out_of_memory() -> None:
         ("import os; os.kill(os.getpid(), 9)", "crashed: SIGKILL, as the system does when memory runs out"),
         ("import os; os.abort()", "crashed: SIGABRT"),
         ("raise ValueError('no such kernel')", "crashed: exit code 1: ValueError: no such kernel"),
+        (
+            "raise MemoryError('no room\\n\\nSet VERBOSE=1: for more')",
+            "crashed: exit code 1: MemoryError: no room",
+        ),
+        (
+            "import sys; print('a library complains\\nonce more', file=sys.stderr); sys.exit(1)",
+            "crashed: exit code 1: once more",
+        ),
+        ("raise AssertionError", "crashed: exit code 1: AssertionError"),
         ("print('a library says hello')", "crashed: exit code 0"),
         ("print('[1]')", "crashed: exit code 0"),
         ("print('{\"peak_bytes\": 1}'); raise SystemExit(3)", "crashed: exit code 3"),
