@@ -21,8 +21,8 @@ from flows.status import status
 from flows.stop import stop
 from flows.trunk import trunk
 from tests.tools.real_line import make_real_line
-from tests.tools.written_line import written_line
 from tests.tools.tiny_data import write_byte_tokenizer, write_texts
+from tests.tools.written_line import written_line
 from trainer_core.line.files import read_json
 from trainer_core.line.lock import FileLock
 from trainer_core.line.paths import LinePaths
