@@ -1,9 +1,11 @@
 """The scan by chunks of Q tokens on batched matrix products: for every device without a kernel.
 
-With cum the running sum of A dt inside a chunk, w = dt u and V the potentials before the chunk:
+With cum the running sum of A dt inside a chunk and V the potentials before the chunk:
 
-    y_i = sum_{j <= i} (r_i . b_j) exp(cum_i - cum_j) w_j + exp(cum_i) V r_i + skip u_i
-    V'  = exp(cum_Q) V + sum_j exp(cum_Q - cum_j) w_j b_j^T
+    y_i = sum_{j <= i} ((r_i . b_j) exp(cum_i - cum_j) dt_j + skip [i = j]) u_j + exp(cum_i) V r_i
+    V'  = exp(cum_Q) V + sum_j exp(cum_Q - cum_j) dt_j u_j b_j^T
+
+Steps and skips are part of the small matrices that multiply u, so that no pass over u is theirs.
 
 Every exponent is a sum over its own span of tokens, made by one product with a matrix of ones and zeros: not
 a difference of long sums, so nothing cancels and nothing overflows. The transpose of that product gives the
@@ -41,27 +43,31 @@ class _Pieces:
 
     steps: Tensor
     """dt [c, R, H, Q]."""
-    w: Tensor
-    """dt u [n, Q, P]."""
+    u: Tensor
+    """[n, Q, P]."""
     r_b: Tensor
     """r and b [2, m, 1, Q, N]."""
-    products: Tensor
-    """r_i . b_j where j <= i, 0 elsewhere [m, 1, Q * Q]."""
     between: Tensor
     """exp(cum_i - cum_j) where j <= i, 1 elsewhere [m, k, Q * Q]."""
     outside: Tensor
     """exp(cum_i) and exp(cum_Q - cum_j) [2, m, k, Q, 1]."""
     whole: Tensor
     """exp(cum_Q) of each chunk [c, R, H, 1, 1]."""
+    factors: Tensor
+    """exp(cum_i) and exp(cum_Q - cum_j) dt_j [2, m, k, Q, 1]."""
+    decayed: Tensor
+    """r_i . b_j times `between` where j <= i, 0 elsewhere [m, k, Q * Q]."""
     weights: Tensor
-    """What y takes of w: the products times `between` [n, Q, Q]."""
+    """What y takes of u: `decayed` times dt_j, on the diagonal the skip in addition [n, Q, Q]."""
     reads: Tensor
     """What y takes of the potentials before the chunk: r times exp(cum_i) [n, Q, N]."""
     writes: Tensor
-    """What the chunk's end takes of w: b times exp(cum_Q - cum_j) [n, Q, N]."""
+    """What the chunk's end takes of u: b times exp(cum_Q - cum_j) dt_j [n, Q, N]."""
 
 
-def _pieces(s: Shape, block: Block, ones: Tensor, inputs: tuple[Tensor, ...], A: Tensor) -> _Pieces:
+def _pieces(
+    s: Shape, block: Block, ones: Tensor, inputs: tuple[Tensor, ...], A: Tensor, skip: Tensor | None
+) -> _Pieces:
     u, steps, b, r = (block.of(x) for x in inputs)
     c, R, H, Q = steps.shape
     m, k = c * R * s.G, H // s.G
@@ -74,20 +80,31 @@ def _pieces(s: Shape, block: Block, ones: Tensor, inputs: tuple[Tensor, ...], A:
     r_b[1].copy_(b)
     r_b = r_b.view(2, m, 1, Q, s.N)
     products = torch.bmm(r_b[0, :, 0], r_b[1, :, 0].transpose(1, 2)).tril_().view(m, 1, Q * Q)
-    ends = torch.mul(outside, r_b, out=decays.new_empty(2, m, k, Q, s.N)).view(2, -1, Q, s.N)
-    weights = torch.mul(between, products, out=decays.new_empty(m, k, Q * Q))
+    factors = outside.clone(memory_format=torch.contiguous_format)
+    factors[1].mul_(steps.view(m, k, Q, 1))
+    ends = torch.mul(factors, r_b, out=decays.new_empty(2, m, k, Q, s.N)).view(2, -1, Q, s.N)
+    decayed = torch.mul(between, products, out=decays.new_empty(m, k, Q * Q))
+    weights = decayed.view(-1, Q, Q) * steps.view(-1, 1, Q)
+    if skip is not None:
+        _diagonal(weights, H).add_(skip[:, None])
     return _Pieces(
         steps=steps,
-        w=torch.mul(u, steps[..., None], out=decays.new_empty(u.shape)).view(-1, Q, s.P),
+        u=decays.new_empty(u.shape).copy_(u).view(-1, Q, s.P),
         r_b=r_b,
-        products=products,
         between=between,
         outside=outside,
         whole=decays[..., Q * Q + Q - 1].view(c, R, H, 1, 1),
-        weights=weights.view(-1, Q, Q),
+        factors=factors,
+        decayed=decayed,
+        weights=weights,
         reads=ends[0],
         writes=ends[1],
     )
+
+
+def _diagonal(x: Tensor, H: int) -> Tensor:
+    """Of each matrix of x [n, Q, Q], by head [c R, H, Q]."""
+    return x.view(-1, H, *x.shape[1:]).diagonal(dim1=-2, dim2=-1)
 
 
 def forward(
@@ -109,21 +126,18 @@ def forward(
         _put(V_rows[0], state, rows)
         for block in blocks(s, rows, target(u)):
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
-            out = _forward_block(s, _pieces(s, block, ones, inputs, A), V)
-            if skip is not None:
-                out.addcmul_(block.of(inputs[0]), skip[:, None, None])
-            block.of(y).copy_(out)
+            _forward_block(s, _pieces(s, block, ones, inputs, A, skip), V, block.of(y))
         last[rows] = V_rows[-1].transpose(-1, -2)
     return s.cut(y), last, V_all
 
 
-def _forward_block(s: Shape, p: _Pieces, V: Tensor) -> Tensor:
-    """Fills V [c + 1, R, H, N, P], whose first is there; y without what skips [c, R, H, Q, P]."""
-    torch.bmm(p.writes.transpose(1, 2), p.w, out=V[1:].view(-1, s.N, s.P))
+def _forward_block(s: Shape, p: _Pieces, V: Tensor, y: Tensor) -> None:
+    """Fills y and V [c + 1, R, H, N, P], whose first is there."""
+    torch.bmm(p.writes.transpose(1, 2), p.u, out=V[1:].view(-1, s.N, s.P))
     for before, after, whole in zip(V[:-1].unbind(), V[1:].unbind(), p.whole.unbind(), strict=True):
         after.addcmul_(whole, before)
-    y = torch.bmm(p.weights, p.w).baddbmm_(p.reads, V[:-1].view(-1, s.N, s.P))
-    return y.view(*p.steps.shape, s.P)
+    out = torch.bmm(p.weights, p.u).baddbmm_(p.reads, V[:-1].view(-1, s.N, s.P))
+    y.copy_(out.view(y.shape))
 
 
 def _put(V: Tensor, state: Tensor | None, rows: slice) -> None:
@@ -146,7 +160,7 @@ def backward(
     skip: Tensor | None,
     V_all: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, dt, A, b, r, skip and of the potentials before the first token [B, H, P, N]."""
+    """Gradients of u, dt, A, b, r, skip (also without one) and of the first potentials [B, H, P, N]."""
     inputs, g = tuple(s.fill(x) for x in (u, dt, b, r)), s.fill(g)
     ones, d_all = spans(s.Q, dt), tuple(s.empty(x) for x in (u, dt, b, r))
     d_A, d_skip = torch.zeros_like(A), torch.zeros_like(A)
@@ -156,17 +170,13 @@ def backward(
         d_after = torch.empty_like(V_rows[0])
         _put(d_after, g_last, rows)
         for block in reversed(blocks(s, rows, target(u))):
-            p = _pieces(s, block, ones, inputs, A)
+            p = _pieces(s, block, ones, inputs, A, skip)
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
             d_V = torch.empty_like(V)
             d_V[-1].copy_(d_after)
-            u_block, g_block = block.of(inputs[0]), block.of(g)
             d_u, d_dt, d_b, d_r = (block.of(x) for x in d_all)
-            out = _Gradients(u=d_u, dt=d_dt, b=d_b, r=d_r, A=d_A)
-            _backward_block(s, p, ones, A, u_block, g_block, V, d_V, out)
-            if skip is not None:
-                d_skip.add_(torch.mul(g_block, u_block).sum(-1, dtype=A.dtype).sum((0, 1, 3)))
-                d_u.addcmul_(g_block, skip[:, None, None].to(u.dtype))
+            out = _Gradients(u=d_u, dt=d_dt, b=d_b, r=d_r, A=d_A, skip=d_skip)
+            _backward_block(s, p, ones, A, block.of(g), V, d_V, out)
             d_after = d_V[0]
         d_state[rows] = d_after.transpose(-1, -2)
     d_u, d_dt, d_b, d_r = (s.cut(x) for x in d_all)
@@ -187,48 +197,47 @@ class _Gradients:
     """[c, R, G, Q, N]."""
     A: Tensor
     """[H], to which each block adds."""
+    skip: Tensor
+    """[H], to which each block adds."""
 
 
 def _backward_block(
-    s: Shape,
-    p: _Pieces,
-    ones: Tensor,
-    A: Tensor,
-    u: Tensor,
-    g: Tensor,
-    V: Tensor,
-    d_V: Tensor,
-    out: _Gradients,
+    s: Shape, p: _Pieces, ones: Tensor, A: Tensor, g: Tensor, V: Tensor, d_V: Tensor, out: _Gradients
 ) -> None:
     """Fills all of d_V but its last, which is there, and the gradients."""
     Q, (m, k, _) = s.Q, p.between.shape
-    g = p.w.new_empty(g.shape).copy_(g).view(p.w.shape)
+    g = torch.empty_like(p.u).view(g.shape).copy_(g).view(p.u.shape)
     torch.bmm(p.reads.transpose(1, 2), g, out=d_V[:-1].view(-1, s.N, s.P))
     steps_back = zip(d_V[:-1].unbind(), d_V[1:].unbind(), p.whole.unbind(), strict=True)
     for before, after, whole in reversed(list(steps_back)):
         before.addcmul_(whole, after)
     V_before, d_V_after = V[:-1].view(-1, s.N, s.P), d_V[1:].view(-1, s.N, s.P)
 
-    d_exponents = p.w.new_empty(m, k, Q * Q + 2 * Q)
-    d_weights = torch.bmm(g, p.w.transpose(1, 2)).view(m, k, Q * Q)
-    torch.mul(d_weights, p.weights.view(m, k, -1), out=d_exponents[..., : Q * Q])
+    d_exponents = p.u.new_empty(m, k, Q * Q + 2 * Q)
+    d_weights = torch.bmm(g, p.u.transpose(1, 2))
+    out.skip.add_(_diagonal(d_weights, s.H).sum((0, 2)))
+    d_weights = d_weights.view(m, k, Q * Q)
+    d_steps = (d_weights * p.decayed).view(*p.steps.shape, Q).sum(-2)
+    d_weights.view(*p.steps.shape, Q).mul_(p.steps[..., None, :])
+    torch.mul(d_weights, p.decayed, out=d_exponents[..., : Q * Q])
     d_products = d_weights.mul_(p.between).sum(1).view(m, Q, Q).tril_()
-    d_ends = p.w.new_empty(2, m * k, Q, s.N)
+    d_ends = p.u.new_empty(2, m * k, Q, s.N)
     torch.bmm(g, V_before.transpose(1, 2), out=d_ends[0])
-    torch.bmm(p.w, d_V_after.transpose(1, 2), out=d_ends[1])
-    d_ends = d_ends.view(2, m, k, Q, s.N).mul_(p.outside)
-    d_r, d_b = d_ends.sum(2)
+    torch.bmm(p.u, d_V_after.transpose(1, 2), out=d_ends[1])
+    d_ends = d_ends.view(2, m, k, Q, s.N)
+    d_factors = _row_sums(d_ends * p.r_b)
+    d_steps.add_((d_factors[1] * p.outside[1, ..., 0]).view(d_steps.shape))
+    d_exponents[..., Q * Q :].view(m, k, 2, Q).movedim(2, 0).copy_(d_factors.mul_(p.factors[..., 0]))
+    d_r, d_b = d_ends.mul_(p.factors).sum(2)
     out.r.copy_(d_r.baddbmm_(d_products, p.r_b[1, :, 0]).view(out.r.shape))
     out.b.copy_(d_b.baddbmm_(d_products.transpose(1, 2), p.r_b[0, :, 0]).view(out.b.shape))
-    d_outside = d_exponents[..., Q * Q :].view(m, k, 2, Q).movedim(2, 0)
-    d_outside.copy_(_row_sums(d_ends.mul_(p.r_b)))
 
     kept = torch.mul(V[:-1], d_V[1:]).flatten(3).sum(-1).mul_(p.whole[..., 0, 0])
     d_log = torch.mm(d_exponents.view(m * k, -1), ones.t()).view(p.steps.shape).add_(kept[..., None])
     out.A.add_((d_log * p.steps).sum(-1).sum((0, 1)))
-    d_w = torch.bmm(p.weights.transpose(1, 2), g).baddbmm_(p.writes, d_V_after).view(u.shape)
-    torch.mul(d_w, p.steps[..., None], out=out.u)
-    out.dt.copy_(_row_sums(d_w.mul_(u)).addcmul_(d_log, A[:, None]))
+    out.dt.copy_(d_steps.addcmul_(d_log, A[:, None]))
+    d_u = torch.bmm(p.weights.transpose(1, 2), g).baddbmm_(p.writes, d_V_after)
+    out.u.copy_(d_u.view(out.u.shape))
 
 
 def _row_sums(x: Tensor) -> Tensor:

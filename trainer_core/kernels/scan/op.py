@@ -105,7 +105,7 @@ def scan_backward(
     V: Tensor,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, dt, A, b, r, skip (zeros without one) and of the first potentials."""
+    """Gradients of u, dt, A, b, r, skip (of no use without one) and of the first potentials."""
     s = Shape.of(u, b, chunk)
     if has_kernels(u, dt, b, chunk):
         from trainer_core.kernels.scan import triton
