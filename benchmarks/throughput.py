@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     if not native:
         print("no bf16 matrix products here: only fp32 is measured")
         theirs = {name: make for name, make in theirs.items() if name.endswith("-fp32")}
-    own = ours("bf16" if native else "fp32", compiled=compiled)
+    own = ours("bf16" if native else "fp32", compile="model" if compiled else "none")
     results = compare(WORKLOAD, {**own, **theirs}, rounds=ROUNDS)
     head = ["one thread, best update", "CPU ms", "tokens per CPU s", "first loss"]
     rows = [

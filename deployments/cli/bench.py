@@ -54,7 +54,7 @@ def bench(
     ema
         Keep a moving average of the weights.
     compile
-        What torch compiles; in a comparison anything but none adds contenders that compile either.
+        What torch compiles; in a comparison it adds contenders: cross_entropy one, model that and one more.
     fast
         Let operators of a GPU add in any order; lines are exact unless run.json says fast.
     device

@@ -119,7 +119,7 @@ def bench_against(
     wanted: list[Precision] = [precision] if precision else ["fp32", "bf16"] if native else ["fp32"]
     contenders: dict[str, MakeContender] = {}
     for each in wanted:
-        contenders |= ours(each, compiled=workload.compile != "none")
+        contenders |= ours(each, compile=workload.compile)
     refuse_beyond_memory(workload, 1 + rounds)
     with memory_refused():
         results = compare(workload, {**contenders, **THEIRS[rival]}, rounds=rounds)

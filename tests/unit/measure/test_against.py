@@ -62,7 +62,7 @@ def one_thread() -> None:
 def test_nanogpt_trains_what_we_do() -> None:
     """Three updates: the optimizers and the clip agree too, not only the loss of the first weights."""
     contenders = {
-        **ours("fp32", compiled=False),
+        **ours("fp32", compile="none"),
         "nanogpt-fp32": lambda workload, batches: NanoGpt(workload, batches, bf16=False),
     }
     found = compare(TINY, contenders, rounds=2)
@@ -73,7 +73,7 @@ def test_nanogpt_trains_what_we_do() -> None:
 @needs_transformers
 def test_the_hf_trainer_trains_what_we_do() -> None:
     contenders = {
-        **ours("fp32", compiled=False),
+        **ours("fp32", compile="none"),
         "hf-trainer-fp32": THEIRS["hf-trainer"]["hf-trainer-fp32"],
     }
     found = compare(replace(TINY, ac="full"), contenders, rounds=2)
@@ -112,6 +112,13 @@ def test_nanogpt_in_bf16_is_within_the_tolerance() -> None:
     found = measure.bench_against(TINY, "nanogpt", precision="fp32", rounds=1)
     assert list(found["contenders"]) == ["nstrain-fp32", "nanogpt-bf16"]
     assert found["contenders"]["nanogpt-bf16"]["losses"] != found["contenders"]["nstrain-fp32"]["losses"]
+
+
+def test_contenders_compile_no_more_than_is_asked() -> None:
+    names = ["nstrain-bf16", "nstrain-bf16-ce-compiled", "nstrain-bf16-compiled"]
+    assert list(ours("bf16", compile="none")) == names[:1]
+    assert list(ours("bf16", compile="cross_entropy")) == names[:2]
+    assert list(ours("bf16", compile="model")) == names
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

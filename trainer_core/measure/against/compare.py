@@ -54,15 +54,15 @@ class Result:
 
 
 SUFFIXES: Mapping[Compile, str] = {"none": "", "cross_entropy": "-ce-compiled", "model": "-compiled"}
-"""What our contenders are called after what is compiled."""
+"""What our contenders are called after what is compiled, the least of it first."""
 
 
-def ours(precision: Precision, *, compiled: bool) -> dict[str, MakeContender]:
-    """Our contender of a precision, and where asked those that compile the head's loss and the model."""
+def ours(precision: Precision, *, compile: Compile) -> dict[str, MakeContender]:
+    """Our contenders of a precision: nothing compiled, and with all that is up to `compile`."""
+    most = list(SUFFIXES).index(compile)
     return {
-        f"nstrain-{precision}{suffix}": nstrain(precision, compile)
-        for compile, suffix in SUFFIXES.items()
-        if compiled or compile == "none"
+        f"nstrain-{precision}{suffix}": nstrain(precision, each)
+        for each, suffix in list(SUFFIXES.items())[: most + 1]
     }
 
 
