@@ -35,9 +35,11 @@ from trainer_core.measure.throughput import WARM_UP, Measured, Rig, Workload
 def bench(workload: Workload, *, updates: int = 5, trace: Path | None = None) -> dict[str, Any]:
     """Measure a workload; keys as docs/performance.md lists them.
 
-    Raises Refused where memory does not hold it, and Impossible.
+    Raises Refused where memory does not hold it, Impossible, and OSError where `trace` cannot be written.
     """
     activations = refuse_beyond_memory(workload, WARM_UP + updates)
+    if trace is not None:
+        trace.write_bytes(b"")  # an error here and now: the profiler says nothing of a file that it cannot write
     with memory_refused():
         rig = Rig(workload)
         measured = rig.measure(updates)

@@ -62,6 +62,14 @@ def test_the_values_of_a_measurement_fit_together(tmp_path: Path) -> None:
     assert "no MFU" in bench_text(json.loads(json.dumps(found)))
 
 
+def test_a_trace_that_cannot_be_written_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "Rig", None)
+    with pytest.raises(FileNotFoundError):
+        bench(TINY, updates=1, trace=tmp_path / "gone" / "trace.json")
+
+
 def test_losses_are_those_of_the_step() -> None:
     rig, other = Rig(TINY), Rig(TINY)
     expected = [other.update(batch).loss for batch in TINY.batches(4)]
