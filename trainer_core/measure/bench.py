@@ -39,7 +39,7 @@ def bench(workload: Workload, *, updates: int = 5, trace: Path | None = None) ->
     """
     activations = refuse_beyond_memory(workload, WARM_UP + updates)
     if trace is not None:
-        trace.write_bytes(b"")  # an error here and now: the profiler says nothing of a file that it cannot write
+        trace.write_bytes(b"")  # fails here and now: the profiler is silent where it cannot write
     with memory_refused():
         rig = Rig(workload)
         measured = rig.measure(updates)
