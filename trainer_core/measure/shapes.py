@@ -57,6 +57,11 @@ def micro_rows(config: RunConfig, shape: Candidate) -> tuple[int, ...]:
     return tuple(sorted(found - {0}, reverse=True))
 
 
+def evaluation_rows(config: RunConfig, shape: Candidate) -> int:
+    """Rows of the largest evaluation: a validation reads no more rows of a stratum than there are."""
+    return min(shape.rows, config.validation.rows_per_stratum)
+
+
 def trace(config: RunConfig, shape: Candidate) -> TracedShape:
     """Traces every part of the step in a shape of the line; takes neither a device nor memory.
 
@@ -71,7 +76,7 @@ def trace(config: RunConfig, shape: Candidate) -> TracedShape:
         model,
         model_loss,
         micro=[(rows, shape.length) for rows in micro_rows(config, shape)],
-        evaluations=[(shape.rows, shape.length)],
+        evaluations=[(evaluation_rows(config, shape), shape.length)],
         ema=config.ema is not None,
         shadow=SHADOWS[config.precision],
         device=line_device().type,

@@ -28,7 +28,7 @@ from trainer_core.line.parent import end_with_parent
 from trainer_core.measure.candidates import Candidate, rows_of_updates
 from trainer_core.measure.device import described
 from trainer_core.measure.memory import out_of_memory, proc_sizes, total_and_free
-from trainer_core.measure.shapes import micro_rows
+from trainer_core.measure.shapes import evaluation_rows, micro_rows
 from trainer_core.measure.throughput import wait_for
 from trainer_core.models.registry import build
 
@@ -66,7 +66,8 @@ def measure(config: RunConfig, shape: Candidate, device: torch.device, budget: f
         for size in sizes
     ]
     with exactness_of(config.exactness):
-        step.prepare([(size, shape.length) for size in sizes], [(shape.rows, shape.length)])
+        evaluations = [(evaluation_rows(config, shape), shape.length)]
+        step.prepare([(size, shape.length) for size in sizes], evaluations)
         seconds, tokens = _time_updates(step, config, shape, rows, device, budget)
     return {"tokens_per_second": tokens / seconds, "peak_bytes": _peak(device)}
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from tests.tools.run_json import run_json
+from trainer_core.engine.capture_check import CaptureReport, check_capture
 from trainer_core.errors import Refused
 from trainer_core.gpu.arena import SLACK
 from trainer_core.line.config import RunConfig, parse_run
+from trainer_core.measure import shapes
 from trainer_core.measure import tune as search
 from trainer_core.measure.candidates import Candidate
 from trainer_core.measure.shapes import TracedShape, line_shapes, micro_rows, trace
@@ -168,6 +170,19 @@ def test_micro_batches_of_a_line_are_traced_with_their_short_ones(rows, counts, 
     settings = config(lengths=[{"length": 16, "rows": rows}])
     (shape,) = line_shapes(settings)
     assert micro_rows(settings, shape) == expected
+
+
+def test_rows_that_no_update_and_no_validation_has_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: dict[str, Any] = {}
+
+    def check(model: object, loss: object, **settings: Any) -> CaptureReport:
+        traced.update(settings)
+        return check_capture(model, loss, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shapes, "check_capture", check)
+    more = trace(config(), Candidate(length=16, rows=10**6, ac="none"))
+    assert (traced["micro"], traced["evaluations"]) == ([(8, 16)], [(2, 16)])
+    assert more.peak_bytes == trace(config(), Candidate(length=16, rows=8, ac="none")).peak_bytes
 
 
 def test_average_and_shadow_are_counted() -> None:
