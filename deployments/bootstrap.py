@@ -1,7 +1,8 @@
 """Fill a fresh virtual environment: `python -m deployments.bootstrap [--extra dev]`, what the Makefile calls.
 
 Runs on the standard library alone. A torch that is already installed and satisfies pyproject.toml stays, with
-the triton beside it: a CPU build, a vendor's build or an older release is as good as the tested one.
+the triton beside it: a CPU build, a vendor's build or an older release is as good as the tested one. Without a
+triton, as a CPU build comes, the tested one is installed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _KEPT_TOGETHER = ("torch", "triton")
 
 
 def kept(dependencies: list[str]) -> tuple[str, ...]:
-    """Names of `torch` and `triton` when the installed torch satisfies the project's bounds, else nothing."""
+    """Which of `torch` and `triton` are here, when the torch satisfies the project's bounds; else nothing."""
     bounds = dict(requirements(dependencies))
     version = installed_version("torch")
     if version is None or not satisfies(version, bounds["torch"]):
         return ()
-    return _KEPT_TOGETHER
+    return tuple(name for name in _KEPT_TOGETHER if installed_version(name) is not None)
 
 
 def constraints_without(text: str, names: tuple[str, ...]) -> str:

@@ -28,6 +28,11 @@ def test_a_good_torch_stays(
     assert kept(PROJECT["dependencies"]) == stays
 
 
+def test_a_torch_that_came_without_triton_gets_the_tested_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "installed_version", {"torch": "2.13.0+cpu"}.get)
+    assert kept(PROJECT["dependencies"]) == ("torch",)
+
+
 def test_only_the_kept_lines_go() -> None:
     left = constraints_without(CONSTRAINTS, ("torch", "triton"))
     gone = set(CONSTRAINTS.splitlines()) - set(left.splitlines())
