@@ -17,10 +17,17 @@ SHAPES = {
     "one token more": (1, 17, 2, 4, 1, 4),
     "many chunks": (2, 85, 6, 4, 2, 3),
     "one compartment": (2, 37, 4, 4, 1, 1),
+    "one compartment of groups": (2, 85, 6, 4, 2, 1),
     "one channel": (1, 33, 2, 1, 1, 4),
     "nothing but one": (1, 1, 1, 1, 1, 1),
 }
 """B, T, H, P, G, N by name."""
+
+
+FORMS = pytest.mark.parametrize(
+    "shape", [SHAPES["many chunks"], SHAPES["one compartment of groups"]], ids=str
+)
+"""Scans of both forms that a CPU has."""
 
 
 def inputs(shape: tuple[int, ...], *, state: bool = True, seed: int = 0) -> list[Tensor]:
@@ -70,33 +77,36 @@ def test_blocks_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(inputs((3, 85, 6, 4, 2, 3)))
 
 
+@FORMS
 @pytest.mark.parametrize("rate", [-1e-6, -50.0, -700.0])
-def test_any_decay(rate: float) -> None:
+def test_any_decay(rate: float, shape: tuple[int, ...]) -> None:
     """Also that of A, which is a sum of nothing but what a fast decay leaves."""
-    held = inputs(SHAPES["many chunks"])
+    held = inputs(shape)
     held[1], held[2] = 0.5 + held[1], torch.full_like(held[2], rate)
     compare(held)
     assert all(x.isfinite().all() for x in run(scan, [x.float() for x in held]))
 
 
-def test_a_flush_among_slow_tokens() -> None:
+@FORMS
+def test_a_flush_among_slow_tokens(shape: tuple[int, ...]) -> None:
     """A sum over a chunk would drown the slow ones in the fast one."""
-    held = [x.float() for x in inputs(SHAPES["one chunk"])]
+    held = [x.float() for x in inputs(shape)]
     held[1].fill_(1e-3)[:, 5] = 1e6
     held[2].fill_(-1.0)
     compare(held, 1e-6, 1e-6)
 
 
+@FORMS
 @pytest.mark.parametrize("scale", [1e15, 1e-15, 1e-42], ids=["large", "tiny", "denormal"])
-def test_values_of_any_size(scale: float) -> None:
-    held = inputs(SHAPES["one token more"])
+def test_values_of_any_size(scale: float, shape: tuple[int, ...]) -> None:
+    held = inputs(shape)
     held[0], held[5] = held[0] * scale, held[5] * scale
     held = [x.float() for x in held]
     bar = 1e-6 if scale > 1e-30 else 0.1
     compare(held, bar, bar)
 
 
-@pytest.mark.parametrize("shape", ["one token", "many chunks"])
+@pytest.mark.parametrize("shape", ["one token", "many chunks", "one compartment of groups"])
 def test_what_skips_the_compartments(shape: str) -> None:
     *held, state = inputs(SHAPES[shape])
     skip = torch.linspace(-1, 2, held[2].numel(), dtype=torch.float64)
@@ -113,11 +123,12 @@ def test_what_skips_the_compartments(shape: str) -> None:
     assert off(without[0], torch.autograd.grad(scan(*frozen)[0].sum(), frozen[0])[0] + skip[:, None]) < 1e-12
 
 
-def test_slices_of_something_wider_give_equal_bits() -> None:
-    B, T, H, P, G, N = SHAPES["many chunks"]
+@FORMS
+def test_slices_of_something_wider_give_equal_bits(shape: tuple[int, ...]) -> None:
+    B, T, H, P, G, N = shape
     mixed = torch.randn(B, T, H * P + 2 * G * N, generator=torch.Generator().manual_seed(2))
     u, b, r = mixed.split([H * P, G * N, G * N], dim=-1)
-    _, dt, A, *_ = (x.float() for x in inputs(SHAPES["many chunks"]))
+    _, dt, A, *_ = (x.float() for x in inputs(shape))
     held = [u.view(B, T, H, P), dt, A, b.view(B, T, G, N), r.view(B, T, G, N)]
     whole = [x.contiguous() for x in held]
     results = []
@@ -127,8 +138,9 @@ def test_slices_of_something_wider_give_equal_bits() -> None:
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-def test_float32_and_bfloat16() -> None:
-    held = [x.float() for x in inputs(SHAPES["many chunks"])]
+@FORMS
+def test_float32_and_bfloat16(shape: tuple[int, ...]) -> None:
+    held = [x.float() for x in inputs(shape)]
     compare(held, 1e-6, 1e-5)
     narrow = [x.bfloat16() if i in (0, 3, 4) else x for i, x in enumerate(held)]
     wide = [x.float() for x in narrow]
@@ -138,8 +150,9 @@ def test_float32_and_bfloat16() -> None:
     assert all(off(x, y) < 2**-7 for x, y in zip(got[2:], wanted[2:], strict=True))
 
 
-def test_what_comes_later_changes_no_bit() -> None:
-    held = [x.float() for x in inputs((2, 50, 4, 4, 2, 3))]
+@FORMS
+def test_what_comes_later_changes_no_bit(shape: tuple[int, ...]) -> None:
+    held = [x.float() for x in inputs(shape)]
     y = scan(*held)[0]
     for t in (1, 15, 16, 17, 40):
         later = [x.clone() for x in held]
@@ -149,43 +162,48 @@ def test_what_comes_later_changes_no_bit() -> None:
         assert torch.equal(changed[:, :t], y[:, :t]) and not torch.equal(changed[:, t:], y[:, t:])
 
 
-def test_rows_in_parts_carry_the_potentials() -> None:
-    u, dt, A, b, r, state = inputs((2, 40, 4, 4, 2, 3))
+@FORMS
+def test_rows_in_parts_carry_the_potentials(shape: tuple[int, ...]) -> None:
+    u, dt, A, b, r, state = inputs(shape)
     y, last = scan(u, dt, A, b, r, state)
     got = []
-    for part in (slice(0, 1), slice(1, 22), slice(22, 40)):
+    for part in (slice(0, 1), slice(1, 22), slice(22, 85)):
         out, state = scan(u[:, part], dt[:, part], A, b[:, part], r[:, part], state)
         got.append(out)
     assert off(torch.cat(got, 1), y) < 1e-14 and off(state, last) < 1e-14
 
 
-def test_two_backward_passes_give_equal_bits() -> None:
-    held = [x.float() for x in inputs(SHAPES["many chunks"])]
+@FORMS
+def test_two_backward_passes_give_equal_bits(shape: tuple[int, ...]) -> None:
+    held = [x.float() for x in inputs(shape)]
     assert all(torch.equal(x, y) for x, y in zip(run(scan, held), run(scan, held), strict=True))
 
 
-def test_gradients_of_one_result_alone() -> None:
-    held = [x.requires_grad_() for x in inputs(SHAPES["one token more"])]
+@FORMS
+def test_gradients_of_one_result_alone(shape: tuple[int, ...]) -> None:
+    held = [x.requires_grad_() for x in inputs(shape)]
     for i in (0, 1):
         got = torch.autograd.grad(scan(*held)[i].sum(), held)
         wanted = torch.autograd.grad(scan_reference(*held)[i].sum(), held, materialize_grads=True)
         assert all(off(x, y) < 1e-12 for x, y in zip(got, wanted, strict=True))
 
 
-def test_inputs_in_any_memory_order() -> None:
-    held = inputs(SHAPES["one token more"])
+@FORMS
+def test_inputs_in_any_memory_order(shape: tuple[int, ...]) -> None:
+    held = inputs(shape)
     turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in held]
     assert all(torch.equal(x, y) for x, y in zip(run(scan, held), run(scan, turned), strict=True))
 
 
+@pytest.mark.parametrize("N", [1, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_meta_tensors_trace_both_passes(dtype: torch.dtype) -> None:
+def test_meta_tensors_trace_both_passes(dtype: torch.dtype, N: int) -> None:
     """Results have the shapes and types of a CPU's, and nothing is made elsewhere or read on the host."""
     with torch.device("meta"):
         u, b, r = (
-            torch.empty(size, dtype=dtype) for size in ((2, 300, 4, 8), (2, 300, 1, 16), (2, 300, 1, 16))
+            torch.empty(size, dtype=dtype) for size in ((2, 300, 4, 8), (2, 300, 1, N), (2, 300, 1, N))
         )
-        dt, A, state = torch.empty(2, 300, 4), torch.empty(4), torch.empty(2, 4, 8, 16)
+        dt, A, state = torch.empty(2, 300, 4), torch.empty(4), torch.empty(2, 4, 8, N)
     held = [x.requires_grad_() for x in (u, dt, A, b, r, state)]
     guard = CaptureGuard("scan", constants=held)
     with guard:
@@ -197,9 +215,10 @@ def test_meta_tensors_trace_both_passes(dtype: torch.dtype) -> None:
         assert (gradient.shape, gradient.dtype, gradient.stride()) == (x.shape, x.dtype, x.stride())
 
 
-def test_the_operators_are_sound() -> None:
+@pytest.mark.parametrize("N", [1, 3])
+def test_the_operators_are_sound(N: int) -> None:
     """Schema, fakes and autograd, by torch's own checks."""
-    held = [x.requires_grad_() for x in inputs((1, 18, 2, 2, 1, 3))]
+    held = [x.requires_grad_() for x in inputs((1, 18, 2, 2, 1, N))]
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     for args in ((*held[:5], held[2], held[5], 16), (*held[:5], None, None, 8)):
         torch.library.opcheck(torch.ops.nstrain.scan.default, args, test_utils=checks)

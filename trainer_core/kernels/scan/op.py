@@ -1,5 +1,5 @@
 """The scan as an operator of our own: shapes, autograd, what is saved; the arithmetic lives in `chunked`,
-on a GPU in `triton`.
+of one compartment on a CPU in `stepped`, on a GPU in `triton`.
 
 Saved are the inputs and the potentials before and after each chunk; the backward pass makes the rest again.
 """
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from trainer_core.kernels.register import differentiate, operator
-from trainer_core.kernels.scan import chunked
+from trainer_core.kernels.scan import chunked, stepped
 from trainer_core.kernels.scan.layout import Shape, chunk_length, has_kernels
+from trainer_core.kernels.target import target
 
 
 def _wide(u: Tensor, dt: Tensor) -> torch.dtype:
@@ -66,7 +67,8 @@ def scan_forward(
 
         y, last, V = triton.forward_triton(s, u, dt, A, b, r, state)
         return y if skip is None else y + skip[:, None].to(u.dtype) * u, last, V
-    return chunked.forward(s, u, dt, A, b, r, skip, state)
+    forward = stepped.forward if stepped.fits(s, target(u)) else chunked.forward
+    return forward(s, u, dt, A, b, r, skip, state)
 
 
 def _fake_backward(
@@ -115,7 +117,8 @@ def scan_backward(
             return d_u, d_dt, d_A, d_b, d_r, torch.zeros_like(A), d_state
         d_skip = (g * u).sum((0, 1, 3), dtype=A.dtype)
         return d_u + skip[:, None].to(u.dtype) * g, d_dt, d_A, d_b, d_r, d_skip, d_state
-    return chunked.backward(s, g, g_last, u, dt, A, b, r, skip, V)
+    backward = stepped.backward if stepped.fits(s, target(u)) else chunked.backward
+    return backward(s, g, g_last, u, dt, A, b, r, skip, V)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
