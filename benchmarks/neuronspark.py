@@ -5,7 +5,8 @@
 Forward and backward pass on 8 rows of 256 tokens in fp32: alternated in one process, one thread, CPU seconds,
 best rounds. With a small vocabulary the layers are compared, with a larger one the head, which both have
 alike, is a part. The table at the end tells a step of the smallest by operators of ours, each with both
-passes and all that is inside; the profiler's own cost is in it. Exits 1 when a bar is missed.
+passes and all that is inside; the profiler's own cost is in it. Exits 1 when a bar is missed by more than
+10 %.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ LLAMAS: Mapping[str, Mapping[str, int]] = {
 BARS: Mapping[int, float] = {512: 1.8, 4_096: 1.4}
 """How many times the CPU seconds of the Llama are allowed, by vocabulary."""
 
-ROUNDS = 6
+SLACK = 1.1
+ROUNDS = 16
 SHOWN = 14
 
 OURS = r"nstrain(?:::|_)(\w+?)(?:_default)?(?:_?[Bb]ackward)?$|^_(\w+?)(?:Backward)?$"
@@ -107,7 +109,7 @@ def missing(ratios: Mapping[Key, float]) -> list[str]:
     return [
         f"{name} at a vocabulary of {vocab:,} costs {found:.2f} of a Llama, bar {BARS[vocab]}"
         for (name, vocab), found in ratios.items()
-        if found > BARS[vocab]
+        if found > BARS[vocab] * SLACK
     ]
 
 

@@ -19,9 +19,9 @@ def test_both_are_of_one_size(name: str, vocab: int) -> None:
 
 
 def test_what_misses_a_bar() -> None:
-    assert missing({("nano-cpu", 512): 1.8, ("micro-cpu", 4_096): 1.4}) == []
-    (problem,) = missing({("nano-cpu", 512): 1.79, ("nano-cpu", 4_096): 1.41})
-    assert problem == "nano-cpu at a vocabulary of 4,096 costs 1.41 of a Llama, bar 1.4"
+    assert missing({("nano-cpu", 512): 1.8, ("micro-cpu", 4_096): 1.53}) == []
+    (problem,) = missing({("nano-cpu", 512): 1.97, ("nano-cpu", 4_096): 1.55})
+    assert problem == "nano-cpu at a vocabulary of 4,096 costs 1.55 of a Llama, bar 1.4"
 
 
 def test_time_belongs_to_the_outermost_operator_of_ours() -> None:
