@@ -1,8 +1,8 @@
 """Fill a fresh virtual environment: `python -m deployments.bootstrap [--extra dev]`, what the Makefile calls.
 
 Runs on the standard library alone. A torch that is already installed and satisfies pyproject.toml stays, with
-the triton beside it: a CPU build, a vendor's build or an older release is as good as the tested one. Without a
-triton, as a CPU build comes, the tested one is installed.
+the triton beside it: a CPU build, a vendor's build or an older release is as good as the tested one. Without
+a triton, as a CPU build comes, the tested one is installed.
 """
 
 from __future__ import annotations
