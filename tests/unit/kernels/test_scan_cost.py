@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_core.kernels.scan import chunked
 from trainer_core.kernels.scan.cost import BACKWARD, dense_flops, kernel_costs, shape, totals
-from trainer_core.kernels.scan.layout import Shape
+from trainer_core.kernels.scan.layout import Inputs, Shape
 
 
 class _Products(TorchDispatchMode):
@@ -28,12 +28,13 @@ class _Products(TorchDispatchMode):
 def test_operations_are_those_of_the_formula() -> None:
     u, dt, A = torch.randn(2, 40, 4, 4), torch.rand(2, 40, 4), -torch.rand(4)
     b, r = torch.randn(2, 40, 2, 3), torch.randn(2, 40, 2, 3)
-    s = Shape.of(u, b, 16)
+    x = Inputs(u, dt, A, b, r, None)
+    s = Shape.of(x, 16)
     assert s == shape(2, 40, 4, 4, 2, 3, 16)
     with _Products() as counted:
-        V = chunked.forward(s, u, dt, A, b, r, None, None)[2]
+        V = chunked.forward(s, x, None)[2]
         forward = counted.flops
-        chunked.backward(s, u, None, u, dt, A, b, r, None, V)
+        chunked.backward(s, u, None, x, V)
     assert (forward, counted.flops - forward) == dense_flops(s)
 
 

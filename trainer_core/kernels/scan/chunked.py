@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.scan.layout import Block, Shape, blocks, potentials, row_blocks
+from trainer_core.kernels.scan.layout import Block, Gradients, Inputs, Shape, blocks, potentials, row_blocks
 from trainer_core.kernels.target import target
 
 
@@ -65,14 +65,12 @@ class _Pieces:
     """What the chunk's end takes of u: b times exp(cum_Q - cum_j) dt_j [n, Q, N]."""
 
 
-def _pieces(
-    s: Shape, block: Block, ones: Tensor, inputs: tuple[Tensor, ...], A: Tensor, skip: Tensor | None
-) -> _Pieces:
-    u, steps, b, r = (block.of(x) for x in inputs)
+def _pieces(s: Shape, block: Block, ones: Tensor, x: Inputs) -> _Pieces:
+    u, steps, b, r = (block.of(t) for t in (x.u, x.dt, x.b, x.r))
     c, R, H, Q = steps.shape
     m, k = c * R * s.G, H // s.G
     steps = steps.contiguous()
-    decays = torch.mm((steps * A[:, None]).view(-1, Q), ones).exp_().view(m, k, -1)
+    decays = torch.mm((steps * x.A[:, None]).view(-1, Q), ones).exp_().view(m, k, -1)
     between, outside = decays[..., : Q * Q], decays[..., Q * Q :]
     outside = outside.view(m, k, 2, Q, 1).movedim(2, 0)
     r_b = decays.new_empty(2, *r.shape)
@@ -85,8 +83,8 @@ def _pieces(
     ends = torch.mul(factors, r_b, out=decays.new_empty(2, m, k, Q, s.N)).view(2, -1, Q, s.N)
     decayed = torch.mul(between, products, out=decays.new_empty(m, k, Q * Q))
     weights = decayed.view(-1, Q, Q) * steps.view(-1, 1, Q)
-    if skip is not None:
-        _diagonal(weights, H).add_(skip[:, None])
+    if x.skip is not None:
+        _diagonal(weights, H).add_(x.skip[:, None])
     return _Pieces(
         steps=steps,
         u=decays.new_empty(u.shape).copy_(u).view(-1, Q, s.P),
@@ -107,26 +105,17 @@ def _diagonal(x: Tensor, H: int) -> Tensor:
     return x.view(-1, H, *x.shape[1:]).diagonal(dim1=-2, dim2=-1)
 
 
-def forward(
-    s: Shape,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    b: Tensor,
-    r: Tensor,
-    skip: Tensor | None,
-    state: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(s: Shape, x: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """y [B, T, H, P], the last potentials [B, H, P, N], the potentials around all chunks [num_potentials]."""
-    inputs = tuple(s.fill(x) for x in (u, dt, b, r))
-    ones, y = spans(s.Q, dt), s.empty(u)
-    V_all, last = dt.new_empty(s.num_potentials), dt.new_empty(s.B, s.H, s.P, s.N)
-    for rows in row_blocks(s, target(u)):
+    filled, device = s.filled(x), target(x.u)
+    ones, y = spans(s.Q, x.dt), s.empty(x.u)
+    V_all, last = x.dt.new_empty(s.num_potentials), x.dt.new_empty(s.B, s.H, s.P, s.N)
+    for rows in row_blocks(s, device):
         V_rows = potentials(s, V_all, rows)
         _put(V_rows[0], state, rows)
-        for block in blocks(s, rows, target(u)):
+        for block in blocks(s, rows, device):
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
-            _forward_block(s, _pieces(s, block, ones, inputs, A, skip), V, block.of(y))
+            _forward_block(s, _pieces(s, block, ones, filled), V, block.of(y))
         last[rows] = V_rows[-1].transpose(-1, -2)
     return s.cut(y), last, V_all
 
@@ -148,63 +137,34 @@ def _put(V: Tensor, state: Tensor | None, rows: slice) -> None:
         V.copy_(state[rows].transpose(-1, -2))
 
 
-def backward(
-    s: Shape,
-    g: Tensor,
-    g_last: Tensor | None,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    b: Tensor,
-    r: Tensor,
-    skip: Tensor | None,
-    V_all: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(s: Shape, g: Tensor, g_last: Tensor | None, x: Inputs, V_all: Tensor) -> Gradients:
     """Gradients of u, dt, A, b, r, skip (also without one) and of the first potentials [B, H, P, N]."""
-    inputs, g = tuple(s.fill(x) for x in (u, dt, b, r)), s.fill(g)
-    ones, d_all = spans(s.Q, dt), tuple(s.empty(x) for x in (u, dt, b, r))
-    d_A, d_skip = torch.zeros_like(A), torch.zeros_like(A)
+    filled, g, device = s.filled(x), s.fill(g), target(x.u)
+    ones, d_all = spans(s.Q, x.dt), tuple(s.empty(t) for t in (x.u, x.dt, x.b, x.r))
+    d_A, d_skip = torch.zeros_like(x.A), torch.zeros_like(x.A)
     d_state = V_all.new_empty(s.B, s.H, s.P, s.N)
-    for rows in row_blocks(s, target(u)):
+    for rows in row_blocks(s, device):
         V_rows = potentials(s, V_all, rows)
         d_after = torch.empty_like(V_rows[0])
         _put(d_after, g_last, rows)
-        for block in reversed(blocks(s, rows, target(u))):
-            p = _pieces(s, block, ones, inputs, A, skip)
+        for block in reversed(blocks(s, rows, device)):
+            p = _pieces(s, block, ones, filled)
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
             d_V = torch.empty_like(V)
             d_V[-1].copy_(d_after)
-            d_u, d_dt, d_b, d_r = (block.of(x) for x in d_all)
-            out = _Gradients(u=d_u, dt=d_dt, b=d_b, r=d_r, A=d_A, skip=d_skip)
-            _backward_block(s, p, ones, A, block.of(g), V, d_V, out)
+            d_u, d_dt, d_b, d_r = (block.of(d) for d in d_all)
+            out = Inputs(u=d_u, dt=d_dt, A=d_A, b=d_b, r=d_r, skip=d_skip)
+            _backward_block(s, p, ones, x.A, block.of(g), V, d_V, out)
             d_after = d_V[0]
         d_state[rows] = d_after.transpose(-1, -2)
-    d_u, d_dt, d_b, d_r = (s.cut(x) for x in d_all)
+    d_u, d_dt, d_b, d_r = (s.cut(d) for d in d_all)
     return d_u, d_dt, d_A, d_b, d_r, d_skip, d_state
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gradients:
-    """Where a block's gradients go."""
-
-    u: Tensor
-    """[c, R, H, Q, P]."""
-    dt: Tensor
-    """[c, R, H, Q]."""
-    b: Tensor
-    """[c, R, G, Q, N]."""
-    r: Tensor
-    """[c, R, G, Q, N]."""
-    A: Tensor
-    """[H], to which each block adds."""
-    skip: Tensor
-    """[H], to which each block adds."""
-
-
 def _backward_block(
-    s: Shape, p: _Pieces, ones: Tensor, A: Tensor, g: Tensor, V: Tensor, d_V: Tensor, out: _Gradients
+    s: Shape, p: _Pieces, ones: Tensor, A: Tensor, g: Tensor, V: Tensor, d_V: Tensor, out: Inputs
 ) -> None:
-    """Fills all of d_V but its last, which is there, and the gradients."""
+    """Fills all of d_V but its last, which is there, and the gradients; adds to those of A and skip."""
     Q, (m, k, _) = s.Q, p.between.shape
     g = torch.empty_like(p.u).view(g.shape).copy_(g).view(p.u.shape)
     torch.bmm(p.reads.transpose(1, 2), g, out=d_V[:-1].view(-1, s.N, s.P))
@@ -215,6 +175,7 @@ def _backward_block(
 
     d_exponents = p.u.new_empty(m, k, Q * Q + 2 * Q)
     d_weights = torch.bmm(g, p.u.transpose(1, 2))
+    assert out.skip is not None
     out.skip.add_(_diagonal(d_weights, s.H).sum((0, 2)))
     d_weights = d_weights.view(m, k, Q * Q)
     d_steps = (d_weights * p.decayed).view(*p.steps.shape, Q).sum(-2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,27 @@ WIDEST = 128
 """Most channels of a head and compartments of a channel that the kernels take."""
 
 
+class Inputs(NamedTuple):
+    """What a scan is over."""
+
+    u: Tensor
+    """[B, T, H, P]."""
+    dt: Tensor
+    """[B, T, H], float32 or wider, as A."""
+    A: Tensor
+    """[H]."""
+    b: Tensor
+    """[B, T, G, N]."""
+    r: Tensor
+    """[B, T, G, N]."""
+    skip: Tensor | None
+    """[H]."""
+
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Of u, dt, A, b, r, skip (of no use where there is none) and of the first potentials [B, H, P, N]."""
+
+
 def chunk_length(u: Tensor, wanted: int | None) -> int:
     """Tokens of a chunk for u [B, T, H, P]."""
     T = u.shape[1]
@@ -36,11 +58,11 @@ def chunk_length(u: Tensor, wanted: int | None) -> int:
     return max(16, 1 << (min(most, T) - 1).bit_length())
 
 
-def has_kernels(u: Tensor, dt: Tensor, b: Tensor, Q: int) -> bool:
+def has_kernels(x: Inputs, Q: int) -> bool:
     """Whether there are kernels for these tensors on their device."""
-    dtypes = u.dtype in (torch.float32, torch.bfloat16) and dt.dtype == torch.float32
-    fits = max(u.shape[-1], b.shape[-1]) <= WIDEST and Q >= 16 and Q & (Q - 1) == 0
-    return target(u) == "cuda" and dtypes and fits
+    dtypes = x.u.dtype in (torch.float32, torch.bfloat16) and x.dt.dtype == torch.float32
+    fits = max(x.u.shape[-1], x.b.shape[-1]) <= WIDEST and Q >= 16 and Q & (Q - 1) == 0
+    return target(x.u) == "cuda" and dtypes and fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +85,9 @@ class Shape:
     """Tokens of a chunk."""
 
     @staticmethod
-    def of(u: Tensor, b: Tensor, Q: int) -> Shape:
-        B, T, H, P = u.shape
-        return Shape(B=B, T=T, H=H, P=P, G=b.shape[2], N=b.shape[3], Q=Q)
+    def of(x: Inputs, Q: int) -> Shape:
+        B, T, H, P = x.u.shape
+        return Shape(B=B, T=T, H=H, P=P, G=x.b.shape[2], N=x.b.shape[3], Q=Q)
 
     @property
     def chunks(self) -> int:
@@ -83,6 +105,10 @@ class Shape:
         if short:
             x = torch.cat((x, x.new_zeros(self.B, short, *x.shape[2:])), dim=1)
         return x.view(self.B, self.chunks, self.Q, *x.shape[2:])
+
+    def filled(self, x: Inputs) -> Inputs:
+        """The inputs with the tokens of u, dt, b and r filled."""
+        return x._replace(**{name: self.fill(getattr(x, name)) for name in ("u", "dt", "b", "r")})
 
     def empty(self, x: Tensor) -> Tensor:
         """Room for a gradient of x, as `fill` shapes it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer_core.kernels.register import differentiate, operator
 from trainer_core.kernels.scan import chunked, stepped
-from trainer_core.kernels.scan.layout import Shape, chunk_length, has_kernels
+from trainer_core.kernels.scan.layout import Inputs, Shape, chunk_length, has_kernels
 from trainer_core.kernels.target import target
 
 
@@ -31,7 +31,7 @@ def _fake(
     state: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    s = Shape.of(u, b, chunk)
+    s = Shape.of(Inputs(u, dt, A, b, r, skip), chunk)
     last = u.new_empty(s.B, s.H, s.P, s.N, dtype=_wide(u, dt))
     return u.new_empty(u.shape), last, last.new_empty(s.num_potentials)
 
@@ -46,7 +46,7 @@ def _launched(
     state: Tensor | None,
     chunk: int,
 ) -> bool:
-    return has_kernels(u, dt, b, chunk)
+    return has_kernels(Inputs(u, dt, A, b, r, skip), chunk)
 
 
 @operator("scan", fake=_fake, composed=True, launched=_launched)
@@ -61,14 +61,14 @@ def scan_forward(
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last potentials, the potentials before and after each chunk."""
-    s = Shape.of(u, b, chunk)
-    if has_kernels(u, dt, b, chunk):
+    x = Inputs(u, dt, A, b, r, skip)
+    s = Shape.of(x, chunk)
+    if has_kernels(x, chunk):
         from trainer_core.kernels.scan import triton
 
-        y, last, V = triton.forward_triton(s, u, dt, A, b, r, state)
-        return y if skip is None else y + skip[:, None].to(u.dtype) * u, last, V
+        return triton.forward_triton(s, x, state)
     forward = stepped.forward if stepped.fits(s, target(u)) else chunked.forward
-    return forward(s, u, dt, A, b, r, skip, state)
+    return forward(s, x, state)
 
 
 def _fake_backward(
@@ -83,15 +83,14 @@ def _fake_backward(
     V: Tensor,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    s = Shape.of(Inputs(u, dt, A, b, r, skip), chunk)
     d_u, d_dt, d_A, d_b, d_r, d_skip = (x.new_empty(x.shape) for x in (u, dt, A, b, r, A))
-    s = Shape.of(u, b, chunk)
     return d_u, d_dt, d_A, d_b, d_r, d_skip, V.new_empty(s.B, s.H, s.P, s.N)
 
 
-def _launched_backward(
-    g: Tensor, g_last: Tensor | None, u: Tensor, dt: Tensor, A: Tensor, b: Tensor, *rest: Any
-) -> bool:
-    return has_kernels(u, dt, b, rest[-1])
+def _launched_backward(g: Tensor, g_last: Tensor | None, *rest: Any) -> bool:
+    *inputs, _, chunk = rest
+    return has_kernels(Inputs(*inputs), chunk)
 
 
 @operator("scan_backward", fake=_fake_backward, composed=True, launched=_launched_backward)
@@ -108,17 +107,14 @@ def scan_backward(
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, dt, A, b, r, skip (of no use without one) and of the first potentials."""
-    s = Shape.of(u, b, chunk)
-    if has_kernels(u, dt, b, chunk):
+    x = Inputs(u, dt, A, b, r, skip)
+    s = Shape.of(x, chunk)
+    if has_kernels(x, chunk):
         from trainer_core.kernels.scan import triton
 
-        d_u, d_dt, d_A, d_b, d_r, d_state = triton.backward_triton(s, g, g_last, u, dt, A, b, r, V)
-        if skip is None:
-            return d_u, d_dt, d_A, d_b, d_r, torch.zeros_like(A), d_state
-        d_skip = (g * u).sum((0, 1, 3), dtype=A.dtype)
-        return d_u + skip[:, None].to(u.dtype) * g, d_dt, d_A, d_b, d_r, d_skip, d_state
+        return triton.backward_triton(s, g, g_last, x, V)
     backward = stepped.backward if stepped.fits(s, target(u)) else chunked.backward
-    return backward(s, g, g_last, u, dt, A, b, r, skip, V)
+    return backward(s, g, g_last, x, V)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -160,7 +156,7 @@ def scan(
     of u. Only kernels take copies of slices of something wider.
     """
     Q = chunk_length(u, chunk)
-    if has_kernels(u, dt, b, Q):
+    if has_kernels(Inputs(u, dt, A, b, r, skip), Q):
         u, b, r = u.contiguous(), b.contiguous(), r.contiguous()
     y, last, _ = scan_forward(u, dt.contiguous(), A, b, r, skip, state, Q)
     return y, last

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.scan.layout import Shape
+from trainer_core.kernels.scan.layout import Gradients, Inputs, Shape
 
 
 def fits(s: Shape, device: str) -> bool:
@@ -57,15 +57,15 @@ def _groups(s: Shape, x: Tensor) -> Tensor:
     return s.cut(by_group.movedim(0, 2).contiguous())
 
 
-def _pieces(s: Shape, u: Tensor, dt: Tensor, A: Tensor, b: Tensor, r: Tensor) -> _Pieces:
-    dtype = dt.dtype
-    steps = _heads(s, dt, dtype)
-    sums = steps * A
+def _pieces(s: Shape, x: Inputs) -> _Pieces:
+    dtype = x.dt.dtype
+    steps = _heads(s, x.dt, dtype)
+    sums = steps * x.A
     return _Pieces(
-        u=_channels(s, u, dtype),
+        u=_channels(s, x.u, dtype),
         steps=steps,
-        b=_heads(s, b, dtype),
-        r=_heads(s, r, dtype),
+        b=_heads(s, x.b, dtype),
+        r=_heads(s, x.r, dtype),
         sums=sums,
         decays=sums.exp()[:, None],
     )
@@ -87,18 +87,9 @@ def _inside(p: _Pieces) -> Tensor:
     return V
 
 
-def forward(
-    s: Shape,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    b: Tensor,
-    r: Tensor,
-    skip: Tensor | None,
-    state: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(s: Shape, x: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """y [B, T, H, P], the last potentials [B, H, P, 1], the potentials around all chunks [num_potentials]."""
-    p = _pieces(s, u, dt, A, b, r)
+    p = _pieces(s, x)
     V, until = _inside(p), _decay(p, beyond=False)
     around = V.new_empty(s.chunks + 1, s.P, s.B, s.H)
     if state is None:
@@ -109,9 +100,9 @@ def forward(
         torch.addcmul(V[-1, :, :, c], until[-1, :, :, c], around[c], out=around[c + 1])
     V.addcmul_(until, _first(around))
     y = V.mul_(p.r[:, None])
-    if skip is not None:
-        y.addcmul_(p.u, skip)
-    return _tokens(s, y, u.dtype), around[-1].permute(1, 2, 0)[..., None].contiguous(), around.view(-1)
+    if x.skip is not None:
+        y.addcmul_(p.u, x.skip)
+    return _tokens(s, y, x.u.dtype), around[-1].permute(1, 2, 0)[..., None].contiguous(), around.view(-1)
 
 
 def _first(around: Tensor) -> Tensor:
@@ -124,20 +115,9 @@ def _tokens(s: Shape, x: Tensor, dtype: torch.dtype) -> Tensor:
     return s.cut(x.permute(2, 3, 0, 4, 1).to(dtype).contiguous())
 
 
-def backward(
-    s: Shape,
-    g: Tensor,
-    g_last: Tensor | None,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    b: Tensor,
-    r: Tensor,
-    skip: Tensor | None,
-    V_all: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(s: Shape, g: Tensor, g_last: Tensor | None, x: Inputs, V_all: Tensor) -> Gradients:
     """Gradients of u, dt, A, b, r, skip (also without one) and of the first potentials [B, H, P, 1]."""
-    p = _pieces(s, u, dt, A, b, r)
+    p = _pieces(s, x)
     g = _channels(s, g, p.u.dtype)
     first = _first(V_all.view(s.chunks + 1, s.P, s.B, s.H))
     V = _inside(p).addcmul_(_decay(p, beyond=False), first)
@@ -157,16 +137,16 @@ def backward(
 
     d_sums = torch.cat(((d_V[:1] * first).sum(1), (d_V[1:] * V[:-1]).sum(1))).mul_(p.decays[:, 0])
     d_writes = (d_V * p.u).sum(1)
-    d_dt = torch.addcmul(d_sums * A, d_writes, p.b)
+    d_dt = torch.addcmul(d_sums * x.A, d_writes, p.b)
     d_u = d_V.mul_((p.steps * p.b)[:, None])
-    if skip is not None:
-        d_u.addcmul_(g, skip)
+    if x.skip is not None:
+        d_u.addcmul_(g, x.skip)
     return (
-        _tokens(s, d_u, u.dtype),
+        _tokens(s, d_u, x.u.dtype),
         s.cut(d_dt.movedim(0, 2).contiguous()),
         (d_sums * p.steps).sum((0, 1, 2)),
-        _groups(s, d_writes.mul_(p.steps)).to(b.dtype),
-        _groups(s, d_r).to(r.dtype),
+        _groups(s, d_writes.mul_(p.steps)).to(x.b.dtype),
+        _groups(s, d_r).to(x.r.dtype),
         d_skip,
         d_next.permute(1, 2, 0)[..., None].contiguous(),
     )

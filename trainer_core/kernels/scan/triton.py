@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trainer_core.kernels.compiler import FP_FUSION
-from trainer_core.kernels.scan.layout import Shape
+from trainer_core.kernels.scan.layout import Gradients, Inputs, Shape
 from trainer_core.kernels.scan.triton_scan import (
     chunk_scan_backward_kernel,
     chunk_scan_groups_kernel,
@@ -72,18 +72,10 @@ def _pass_grid(s: Shape, block: int) -> tuple[int, int]:
 
 
 def forward_triton(
-    s: Shape,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    b: Tensor,
-    r: Tensor,
-    state: Tensor | None,
-    *,
-    narrow: Any = tl.bfloat16,
-    block: int = PASS_BLOCK,
+    s: Shape, x: Inputs, state: Tensor | None, *, narrow: Any = tl.bfloat16, block: int = PASS_BLOCK
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `chunked.forward` returns; the potentials stand as [chunks + 1, B, H, N, P]."""
+    u, dt, A, b, r, skip = x
     cum, steps = _exponents(s, dt, A)
     V = dt.new_empty(s.chunks + 1, s.B, s.H, s.N, s.P)
     if state is None:
@@ -99,6 +91,8 @@ def forward_triton(
     )
     y = torch.empty_like(u)
     chunk_scan_kernel[grid](u, b, r, cum, steps, V, y, *numbers, **constants, **options)
+    if skip is not None:
+        y = y + skip[:, None].to(u.dtype) * u
     return y, V[-1].transpose(-1, -2).contiguous(), V.view(-1)
 
 
@@ -106,17 +100,14 @@ def backward_triton(
     s: Shape,
     g: Tensor,
     g_last: Tensor | None,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    b: Tensor,
-    r: Tensor,
+    x: Inputs,
     V_all: Tensor,
     *,
     narrow: Any = tl.bfloat16,
     block: int = PASS_BLOCK,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Gradients:
     """What `chunked.backward` returns, for the potentials of `forward_triton`."""
+    u, dt, A, b, r, skip = x
     cum, steps = _exponents(s, dt, A)
     V = V_all.view(s.chunks + 1, s.B, s.H, s.N, s.P)
     d_V = torch.empty_like(V)
@@ -142,7 +133,11 @@ def backward_triton(
     d_b = _by_group(s, (u, g, r, cum, steps, d_V[1:]), constants, reads=False).to(b.dtype)
     d_r = _by_group(s, (g, u, b, cum, steps, V), constants, reads=True).to(r.dtype)
     d_dt = d_steps[..., : s.T].transpose(1, 2).contiguous()
-    return d_u, d_dt, d_A.sum((0, 2)), d_b, d_r, d_V[0].transpose(-1, -2).contiguous()
+    d_skip = torch.zeros_like(A)
+    if skip is not None:
+        d_skip = (g.to(A.dtype) * u).sum((0, 1, 3))
+        d_u = d_u + skip[:, None].to(u.dtype) * g
+    return d_u, d_dt, d_A.sum((0, 2)), d_b, d_r, d_skip, d_V[0].transpose(-1, -2).contiguous()
 
 
 def _by_group(s: Shape, tensors: tuple[Tensor, ...], constants: dict[str, Any], *, reads: bool) -> Tensor:
