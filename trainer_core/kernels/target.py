@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 _traced = "cpu"
+
+Block = TypeVar("Block")
 
 
 def target(t: Tensor) -> str:
@@ -23,6 +26,15 @@ def target(t: Tensor) -> str:
 def launchable(*tensors: Tensor) -> bool:
     """Whether tensors are for a GPU and of a dtype that our kernels for it read."""
     return all(target(t) == "cuda" and t.dtype in (torch.float32, torch.bfloat16) for t in tensors)
+
+
+def worth_doing(blocks: list[Block], like: Tensor) -> list[Block]:
+    """All blocks of a loop that does the same to each; for meta tensors the first and the last two.
+
+    A trace wants each operator and the largest tensors once. They are in the first block or the last, or in
+    the one before where the last is short; what lies between would only take minutes.
+    """
+    return [blocks[0], *blocks[-2:]] if like.is_meta and len(blocks) > 3 else blocks
 
 
 @contextmanager

@@ -10,12 +10,14 @@ Everything runs in a fixed order without atomics: two runs give the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer_core.kernels.dropout import dropout
+from trainer_core.kernels.target import worth_doing
 
 BLOCK = 128
 """Queries per block."""
@@ -37,15 +39,36 @@ def dropping(counter: Tensor | None, site: int, p: float) -> Drop:
     return lambda x, block: dropout(x, counter, site + block, p)
 
 
-def blocks(T: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each block of queries; the last one may be short."""
-    for start in range(0, T, BLOCK):
-        yield start, min(start + BLOCK, T)
+class Span(NamedTuple):
+    """A block of queries; the last one of a row may be short."""
+
+    number: int
+    """Which block."""
+    start: int
+    """First query."""
+    end: int
+    """Query after the last, and number of keys seen."""
+    before: int
+    """Probabilities of one head in the blocks before."""
+
+    @property
+    def size(self) -> int:
+        """Probabilities of one head: queries x keys seen."""
+        return (self.end - self.start) * self.end
+
+
+def blocks(T: int) -> list[Span]:
+    """All blocks of T queries."""
+    spans: list[Span] = []
+    for number, start in enumerate(range(0, T, BLOCK)):
+        before = spans[-1].before + spans[-1].size if spans else 0
+        spans.append(Span(number, start, min(start + BLOCK, T), before))
+    return spans
 
 
 def saved_size(T: int) -> int:
-    """Probabilities that one head of one row keeps: sum over blocks of queries x keys seen."""
-    return sum((end - start) * end for start, end in blocks(T))
+    """Probabilities that one head of one row keeps."""
+    return sum(span.size for span in blocks(T))
 
 
 def _scores(q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
@@ -62,13 +85,12 @@ def forward(
     N, T, _ = q.shape
     out, lse = torch.empty_like(q), q.new_empty(N, 0 if save else T)
     saved = q.new_empty(N * saved_size(T) if save else 0)
-    offset = 0
-    for block, (start, end) in enumerate(blocks(T)):
+    for span in worth_doing(blocks(T), q):
+        block, start, end, before = span
         scores = _scores(q, k, start, end)
         if save:
-            probs = saved[offset : offset + scores.numel()].view(scores.shape)
+            probs = saved[N * before : N * (before + span.size)].view(scores.shape)
             torch.softmax(scores, -1, out=probs)
-            offset += scores.numel()
         else:
             lse[:, start:end] = torch.logsumexp(scores, -1)
             probs = scores.sub_(lse[:, start:end, None]).exp_()
@@ -94,12 +116,10 @@ def backward(
     scale = 1 / math.sqrt(d)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     delta = (grad * out).sum(-1, keepdim=True)
-    offset = 0
-    for block, (start, end) in enumerate(blocks(T)):
+    for span in worth_doing(blocks(T), q):
+        block, start, end, before = span
         if saved.numel():
-            size = N * (end - start) * end
-            probs = saved[offset : offset + size].view(N, end - start, end)
-            offset += size
+            probs = saved[N * before : N * (before + span.size)].view(N, end - start, end)
         else:
             probs = _scores(q, k, start, end).sub_(lse[:, start:end, None]).exp_()
         g = grad[:, start:end]

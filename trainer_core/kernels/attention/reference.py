@@ -34,7 +34,7 @@ def causal_attention_reference(
 def _dropped(probs: Tensor, counter: Tensor, site: int, p: float) -> Tensor:
     """Probabilities [B, H, T, T] with elements dropped by blocks of queries."""
     dropped = []
-    for block, (start, end) in enumerate(blocks(probs.shape[-1])):
+    for block, start, end, _ in blocks(probs.shape[-1]):
         kept = dropout(probs[..., start:end, :end], counter, site + block, p)
         dropped.append(pad(kept, (0, probs.shape[-1] - end)))
     return torch.cat(dropped, -2)

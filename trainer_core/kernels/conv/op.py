@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer_core.kernels.register import differentiate, operator
-from trainer_core.kernels.target import launchable
+from trainer_core.kernels.target import launchable, worth_doing
 from trainer_core.kernels.tensors import wide
 
 TILE = 1 << 17
@@ -26,14 +26,17 @@ def _launchable(width: int, *tensors: Tensor | None) -> bool:
     return width == 4 and launchable(*(t for t in tensors if t is not None))
 
 
-def _tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
+def _tiles(x: Tensor) -> list[tuple[slice, slice]]:
     """Rows and tokens of x [B, T, C], those of a row in order."""
     B, T, C = x.shape
     tokens = min(max(1, TILE // C), T)
     rows = max(1, TILE // (T * C))
-    for row in range(0, B, rows):
-        for start in range(0, T, tokens):
-            yield slice(row, min(row + rows, B)), slice(start, min(start + tokens, T))
+    tiles = [
+        (slice(row, min(row + rows, B)), slice(start, min(start + tokens, T)))
+        for row in range(0, B, rows)
+        for start in range(0, T, tokens)
+    ]
+    return worth_doing(tiles, x)
 
 
 def _seen(

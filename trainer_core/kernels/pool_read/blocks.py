@@ -11,27 +11,31 @@ query, which no later event can change, before anything is added.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trainer_core.kernels.target import worth_doing
 from trainer_core.kernels.tensors import wide_dtype
 
 BLOCK = 64
 """Queries per block."""
 
 
-def blocks(T: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each block of queries; the last one may be short."""
+def blocks(T: int, S: int) -> list[tuple[int, int, int]]:
+    """Start and end of each block of T queries, the last of S events, and the weights of a head before it."""
+    spans, before = [], 0
     for start in range(0, T, BLOCK):
-        yield start, min(start + BLOCK, T)
+        end = min(start + BLOCK, T)
+        spans.append((start, end, before))
+        before += (end - start) * (S - T + end)
+    return spans
 
 
 def saved_size(T: int, S: int) -> int:
     """Weights that one head of one row keeps: sum over blocks of queries x events seen."""
-    return sum((end - start) * (S - T + end) for start, end in blocks(T))
+    return sum((end - start) * (S - T + end) for start, end, _ in blocks(T, S))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +125,11 @@ def forward(p: Pool, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     B, K, R, T, _ = p.q.shape
     out, lse = torch.empty_like(p.q), p.q.new_empty(B, K, R, 0 if save else T)
     saved = p.q.new_empty(B * K * R * saved_size(T, p.k.shape[2]) if save else 0)
-    offset = 0
-    for start, end in blocks(T):
+    for start, end, before in worth_doing(blocks(T, p.k.shape[2]), v):
         logits = p.logits(start, end, p.followed(start, end))
         if save:
-            weights = saved[offset : offset + logits.numel()].view(logits.shape)
+            weights = saved[B * K * R * before :][: logits.numel()].view(logits.shape)
             torch.softmax(logits, -1, out=weights)
-            offset += logits.numel()
         else:
             total = torch.logsumexp(logits, -1, keepdim=True)
             lse[..., start:end] = (total - p.own(start, end))[..., 0]
@@ -140,7 +142,7 @@ def forward(p: Pool, v: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 def weights(p: Pool) -> Tensor:
     """The weights [B, K, R, T, S] themselves; beside them a block of logits is all that is held."""
     made = p.q.new_zeros(*p.q.shape[:4], p.k.shape[2])
-    for start, end in blocks(p.q.shape[3]):
+    for start, end, _ in blocks(p.q.shape[3], p.k.shape[2]):
         logits = p.logits(start, end, p.followed(start, end))
         made[:, :, :, start:end, : p.earlier + end] = torch.softmax(logits, -1)
     return made
@@ -174,14 +176,12 @@ def backward(p: Pool, v: Tensor, grad: Tensor, lse: Tensor, saved: Tensor) -> Gr
         match=p.q.new_empty(B, K, R, T),
     )
     dk, dv = made.k.view(B * K, S, d), made.v.view(B * K, S, d)
-    offset = 0
-    for start, end in blocks(T):
+    for start, end, before in worth_doing(blocks(T, S), v):
         last = p.earlier + end
         shape = (B, K, R, end - start, last)
         followed = p.followed(start, end)
         if saved.numel():
-            weights = saved[offset : offset + math.prod(shape)].view(shape)
-            offset += weights.numel()
+            weights = saved[B * K * R * before :][: math.prod(shape)].view(shape)
         else:
             total = lse[:, :, :, start:end, None] + p.own(start, end)
             weights = p.logits(start, end, followed).sub_(total).exp_()

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from trainer_core.kernels.scan.layout import Block, Gradients, Inputs, Shape, blocks, potentials, row_blocks
-from trainer_core.kernels.target import target
 
 
 def spans(Q: int, like: Tensor) -> Tensor:
@@ -107,13 +106,12 @@ def _diagonal(x: Tensor, H: int) -> Tensor:
 
 def forward(s: Shape, x: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """y [B, T, H, P], the last potentials [B, H, P, N], the potentials around all chunks [num_potentials]."""
-    filled, device = s.filled(x), target(x.u)
-    ones, y = spans(s.Q, x.dt), s.empty(x.u)
+    filled, ones, y = s.filled(x), spans(s.Q, x.dt), s.empty(x.u)
     V_all, last = x.dt.new_empty(s.num_potentials), x.dt.new_empty(s.B, s.H, s.P, s.N)
-    for rows in row_blocks(s, device):
+    for rows in row_blocks(s, x.u):
         V_rows = potentials(s, V_all, rows)
         _put(V_rows[0], state, rows)
-        for block in blocks(s, rows, device):
+        for block in blocks(s, rows, x.u):
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
             _forward_block(s, _pieces(s, block, ones, filled), V, block.of(y))
         last[rows] = V_rows[-1].transpose(-1, -2)
@@ -139,15 +137,15 @@ def _put(V: Tensor, state: Tensor | None, rows: slice) -> None:
 
 def backward(s: Shape, g: Tensor, g_last: Tensor | None, x: Inputs, V_all: Tensor) -> Gradients:
     """Gradients of u, dt, A, b, r, skip (also without one) and of the first potentials [B, H, P, N]."""
-    filled, g, device = s.filled(x), s.fill(g), target(x.u)
-    ones, d_all = spans(s.Q, x.dt), tuple(s.empty(t) for t in (x.u, x.dt, x.b, x.r))
+    filled, g, ones = s.filled(x), s.fill(g), spans(s.Q, x.dt)
+    d_all = tuple(s.empty(t) for t in (x.u, x.dt, x.b, x.r))
     d_A, d_skip = torch.zeros_like(x.A), torch.zeros_like(x.A)
     d_state = V_all.new_empty(s.B, s.H, s.P, s.N)
-    for rows in row_blocks(s, device):
+    for rows in row_blocks(s, x.u):
         V_rows = potentials(s, V_all, rows)
         d_after = torch.empty_like(V_rows[0])
         _put(d_after, g_last, rows)
-        for block in reversed(blocks(s, rows, device)):
+        for block in reversed(blocks(s, rows, x.u)):
             p = _pieces(s, block, ones, filled)
             V = V_rows[block.chunks.start : block.chunks.stop + 1]
             d_V = torch.empty_like(V)

@@ -6,14 +6,13 @@ potentials before and after all of them are each one piece of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.target import target
+from trainer_core.kernels.target import target, worth_doing
 
 CPU_BLOCK, BLOCK = 1 << 18, 1 << 26
 """Values of u in a block: about a megabyte on a CPU, elsewhere few launches count more."""
@@ -134,21 +133,19 @@ class Block:
         return x[self.rows, self.chunks].transpose(0, 1).transpose(2, 3)
 
 
-def row_blocks(s: Shape, device: str) -> Iterator[slice]:
-    """Rows that are computed together on a kind of device."""
-    size = (CPU_BLOCK if device == "cpu" else BLOCK) // (s.chunks * s.Q * s.H * s.P)
-    for first in range(0, s.B, max(1, size)):
-        yield slice(first, min(first + max(1, size), s.B))
+def row_blocks(s: Shape, u: Tensor) -> list[slice]:
+    """Rows that are computed together on the device of u."""
+    size = max(1, (CPU_BLOCK if target(u) == "cpu" else BLOCK) // (s.chunks * s.Q * s.H * s.P))
+    rows = [slice(first, min(first + size, s.B)) for first in range(0, s.B, size)]
+    return worth_doing(rows, u)
 
 
-def blocks(s: Shape, rows: slice, device: str) -> list[Block]:
+def blocks(s: Shape, rows: slice, u: Tensor) -> list[Block]:
     """Those chunks of the rows that are computed together, in the order of time."""
-    size = (CPU_BLOCK if device == "cpu" else BLOCK) // ((rows.stop - rows.start) * s.Q * s.H * s.P)
+    size = (CPU_BLOCK if target(u) == "cpu" else BLOCK) // ((rows.stop - rows.start) * s.Q * s.H * s.P)
     size = min(max(1, size), s.chunks)
-    return [
-        Block(rows=rows, chunks=slice(first, min(first + size, s.chunks)))
-        for first in range(0, s.chunks, size)
-    ]
+    chunks = [slice(first, min(first + size, s.chunks)) for first in range(0, s.chunks, size)]
+    return [Block(rows=rows, chunks=which) for which in worth_doing(chunks, u)]
 
 
 def potentials(s: Shape, V: Tensor, rows: slice) -> Tensor:
