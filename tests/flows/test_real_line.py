@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flows.trunk import trunk
@@ -26,17 +25,35 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 def kill_in_training(paths: LinePaths, update: int, seen: list[str]) -> None:
-    """SIGKILL the trainer once its ledger has the update, and note the stage in which it was."""
+    """SIGKILL the trainer once its ledger has that many updates, and note the stage in which it was.
+
+    It is halted first, so that it surely dies with an update that no checkpoint has, however quick it is.
+    """
     end = time.monotonic() + 90
     while time.monotonic() < end:
         rows = paths.metrics.read_bytes().count(b'"kind": "update"') if paths.metrics.exists() else 0
-        beat = read_heartbeat(paths.heartbeat)
         trainer = read_record(paths).trainer
-        if rows >= update and beat is not None and beat.stage == "training" and trainer is not None:
-            os.kill(trainer.pid, signal.SIGKILL)
-            seen.append(beat.stage)
-            return
+        if rows >= update and trainer is not None and (process := _halted(trainer.pid)) is not None:
+            beat, checkpoint = read_heartbeat(paths.heartbeat), newest(paths)
+            saved = 0 if checkpoint is None else checkpoint.update
+            if beat is not None and beat.stage == "training" and (newest_update(paths) or 0) > saved:
+                process.kill()
+                seen.append(beat.stage)
+                return
+            process.resume()
         time.sleep(0.001)
+
+
+def _halted(pid: int) -> psutil.Process | None:
+    """The process once SIGSTOP has halted it; None when it has ended."""
+    try:
+        process = psutil.Process(pid)
+        process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+    except psutil.NoSuchProcess:
+        return None
+    return process
 
 
 def test_a_killed_line_ends_with_the_same_bytes(tmp_path: Path) -> None:
