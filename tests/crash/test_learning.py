@@ -105,6 +105,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_neuronspark_learns_more_than_a_llama_of_its_size() -> None:
     model = build("nano-cpu", None, VOCAB, 0)
     assert sum(param.numel() for param in model.parameters()) == SIZE
@@ -126,6 +127,7 @@ def test_neuronspark_learns_more_than_a_llama_of_its_size() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_rounded_weights_learn_as_much_and_a_high_rate_gives_no_infinity() -> None:
     """On the same rows, by the mean of the last ten updates' losses."""
     updates, rows = (100, ROWS) if ALL else (10, 1)
