@@ -120,14 +120,15 @@ def backward(s: Shape, g: Tensor, g_last: Tensor | None, x: Inputs, V_all: Tenso
     p = _pieces(s, x)
     g = _channels(s, g, p.u.dtype)
     first = _first(V_all.view(s.chunks + 1, s.P, s.B, s.H))
-    V = _inside(p).addcmul_(_decay(p, beyond=False), first)
+    until = _decay(p, beyond=False)
+    V = _inside(p).addcmul_(until, first)
     d_r, d_skip = (g * V).sum(1), (g * p.u).sum((0, 1, 2, 3))
 
     d_V = g * p.r[:, None]
     steps_back = zip(d_V[:-1].unbind(), d_V[1:].unbind(), p.decays[1:].unbind(), strict=True)
     for before, after, decay in reversed(list(steps_back)):
         before.addcmul_(decay, after)
-    whole, starts = _decay(p, beyond=False)[-1], d_V[0] * p.decays[0]
+    whole, starts = until[-1], d_V[0] * p.decays[0]
     d_next = d_V.new_zeros(s.P, s.B, s.H) if g_last is None else g_last[..., 0].permute(2, 0, 1)
     ends = torch.empty_like(first)
     for c in reversed(range(s.chunks)):
