@@ -9,11 +9,9 @@ from typing import Literal
 from deployments.cli.printing import Flag, print_json, say
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
+from trainer_core.line.config import MOST_THREADS
 from trainer_core.line.cxx import no_compiler
 from trainer_core.models.presets import find_preset
-
-MOST_THREADS = 1024
-"""As many as run.json allows."""
 
 
 def bench(

@@ -32,6 +32,9 @@ from trainer_core.schedule.pieces import ValuePiece, end_of, piece_at, runs
 from trainer_core.schedule.rates import RatePiece
 from trainer_core.schedule.tokens import TokenCount, parse_tokens
 
+MOST_THREADS = 1024
+"""CPU threads that a trainer or a measurement may have."""
+
 
 class Strict(BaseModel):
     """Base of everything a user writes: unknown keys and wrong types are refused."""
@@ -209,7 +212,7 @@ class RunConfig(Strict):
     """Updates between lines of run.log."""
     data_keep_cycles: int = Field(default=0, ge=0)
     """Trained cycles whose shards stay on disk."""
-    threads: int = Field(default=1, ge=1, le=1024)
+    threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of the trainer; the bits of a line depend on it."""
     allow_changes: list[str] = Field(default_factory=list)
     """Kept settings that were changed on purpose."""

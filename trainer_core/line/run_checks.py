@@ -13,11 +13,11 @@ from trainer_core.line.kept import DATA_IDENTITY, KEPT_KEYS
 from trainer_core.schedule.batch import UpdateSpan
 from trainer_core.schedule.pieces import ValuePiece, problems, runs
 
-MOST_MICRO_TOKENS = 1 << 24
-"""Tokens of a micro-batch; far more than any device has memory for, and a trace of more would take hours."""
-
 if TYPE_CHECKING:  # config.py calls this module
     from trainer_core.line.config import RunConfig
+
+MOST_MICRO_TOKENS = 1 << 24
+"""Tokens of a micro-batch; far more than any device has memory for, and a trace of more would take hours."""
 
 
 def cross_checks(config: RunConfig, where: Path) -> list[str]:
