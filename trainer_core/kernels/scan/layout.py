@@ -1,7 +1,7 @@
-"""How the scan by chunks cuts its work: chunks of tokens, blocks of rows and chunks that fit the cache.
+"""How the scan by chunks cuts its work: chunks of tokens, and blocks of chunks that fit the cache.
 
-A block holds its tensors as [chunks, rows, heads, tokens of a chunk, ...]: chunks stand outside, so that the
-potentials before and after all of them are each one piece of memory.
+Tensors stand as [chunks, rows, heads, tokens of a chunk, ...]: chunks outside, so that a block of them, of
+all rows, is one piece of memory, as are the potentials before and after them.
 """
 
 from __future__ import annotations
@@ -105,9 +105,13 @@ class Shape:
             x = torch.cat((x, x.new_zeros(self.B, short, *x.shape[2:])), dim=1)
         return x.view(self.B, self.chunks, self.Q, *x.shape[2:])
 
-    def filled(self, x: Inputs) -> Inputs:
-        """The inputs with the tokens of u, dt, b and r filled."""
-        return x._replace(**{name: self.fill(getattr(x, name)) for name in ("u", "dt", "b", "r")})
+    def by_chunk(self, x: Tensor) -> Tensor:
+        """A filled x [B, chunks, Q, heads, ...] as [chunks, B, heads, Q, ...], a view."""
+        return x.transpose(0, 1).transpose(2, 3)
+
+    def by_token(self, x: Tensor) -> Tensor:
+        """x [chunks, B, heads, Q, ...] as [B, T, heads, ...], contiguous."""
+        return self.cut(x.transpose(2, 3).transpose(0, 1).contiguous())
 
     def empty(self, x: Tensor) -> Tensor:
         """Room for a gradient of x, as `fill` shapes it."""
@@ -119,36 +123,12 @@ class Shape:
         return x if x.shape[1] == self.T else x[:, : self.T].contiguous()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Some rows and some of their chunks."""
+def blocks(s: Shape, u: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+    """Tensors whose first dimension goes over chunks, cut into those computed together, in the order of time.
 
-    rows: slice
-    """Of all rows."""
-    chunks: slice
-    """Of all chunks."""
-
-    def of(self, x: Tensor) -> Tensor:
-        """A filled x [B, chunks, Q, heads, ...] as the block's [chunks, rows, heads, Q, ...], a view."""
-        return x[self.rows, self.chunks].transpose(0, 1).transpose(2, 3)
-
-
-def row_blocks(s: Shape, u: Tensor) -> list[slice]:
-    """Rows that are computed together on the device of u."""
-    size = max(1, (CPU_BLOCK if target(u) == "cpu" else BLOCK) // (s.chunks * s.Q * s.H * s.P))
-    rows = [slice(first, min(first + size, s.B)) for first in range(0, s.B, size)]
-    return worth_doing(rows, u)
-
-
-def blocks(s: Shape, rows: slice, u: Tensor) -> list[Block]:
-    """Those chunks of the rows that are computed together, in the order of time."""
-    size = (CPU_BLOCK if target(u) == "cpu" else BLOCK) // ((rows.stop - rows.start) * s.Q * s.H * s.P)
-    size = min(max(1, size), s.chunks)
-    chunks = [slice(first, min(first + size, s.chunks)) for first in range(0, s.chunks, size)]
-    return [Block(rows=rows, chunks=which) for which in worth_doing(chunks, u)]
-
-
-def potentials(s: Shape, V: Tensor, rows: slice) -> Tensor:
-    """The potentials of the rows [chunks + 1, rows, H, N, P] in the memory of all [num_potentials]."""
-    each = s.num_potentials // s.B
-    return V[rows.start * each : rows.stop * each].view(s.chunks + 1, -1, s.H, s.N, s.P)
+    The size of u [chunks, B, H, Q, P] says how many that are on its device.
+    """
+    most = CPU_BLOCK if target(u) == "cpu" else BLOCK
+    chunks = max(1, most // u[0].numel())
+    parts = (torch.split(x, x.shape[0] // s.chunks * chunks) for x in (u, *others))
+    return worth_doing(list(zip(*parts, strict=True)), u)
