@@ -5,7 +5,7 @@ import torch
 
 from trainer_core.engine.capture_check import PartReport, check_capture
 from trainer_core.kernels.attention import block_causal
-from trainer_core.kernels.conv import op as conv
+from trainer_core.kernels.conv import tiled as conv
 from trainer_core.kernels.pool_read import blocks as pool
 from trainer_core.kernels.scan import layout as scan
 from trainer_core.kernels.target import worth_doing

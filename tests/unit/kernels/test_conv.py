@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.conv import causal_conv_silu, op
+from trainer_core.kernels.conv import causal_conv_silu, tiled
 from trainer_core.kernels.conv.reference import causal_conv_silu_reference
 
 
@@ -49,7 +49,7 @@ def test_equals_the_twin(
 @pytest.mark.parametrize("size", [1, 12, 40, 200], ids=["a token", "two tokens", "a piece", "some rows"])
 @pytest.mark.parametrize("state", [False, True])
 def test_tiles_of_any_size(size: int, state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "TILE", size)
+    monkeypatch.setattr(tiled, "TILE", size)
     leaves = [t.requires_grad_() for t in _inputs(5, 13, 6, 4, torch.float64, state)]
     grad = _draw(5, 13, 6, seed=3)
     got, wanted = (of(*leaves)[0] for of in (causal_conv_silu, causal_conv_silu_reference))

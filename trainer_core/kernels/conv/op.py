@@ -1,64 +1,25 @@
 """The causal depthwise convolution with its activation as an operator with an explicit backward pass.
 
 It reads slices of something wider without a copy, and keeps nothing but its inputs: memory is slower than
-convolving again. On a CPU the work goes by tiles that stay in the cache through all steps.
+convolving again. Kernels of a GPU are in `triton`, all else is in `tiled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from trainer_core.kernels.conv.tiled import convolve, convolve_backward
 from trainer_core.kernels.register import differentiate, operator
-from trainer_core.kernels.target import launchable, worth_doing
+from trainer_core.kernels.target import launchable
 from trainer_core.kernels.tensors import wide
-
-TILE = 1 << 17
-"""Values of some rows and tokens that go through all steps together, in the cache of a CPU."""
 
 
 def _launchable(width: int, *tensors: Tensor | None) -> bool:
     """Whether our kernels for a GPU take these."""
     return width == 4 and launchable(*(t for t in tensors if t is not None))
-
-
-def _tiles(x: Tensor) -> list[tuple[slice, slice]]:
-    """Rows and tokens of x [B, T, C], those of a row in order."""
-    B, T, C = x.shape
-    tokens = min(max(1, TILE // C), T)
-    rows = max(1, TILE // (T * C))
-    tiles = [
-        (slice(row, min(row + rows, B)), slice(start, min(start + tokens, T)))
-        for row in range(0, B, rows)
-        for start in range(0, T, tokens)
-    ]
-    return worth_doing(tiles, x)
-
-
-def _seen(
-    back: int, x: Tensor, state: Tensor | None, rows: slice, tokens: slice
-) -> Iterator[tuple[slice, Tensor]]:
-    """What a tile sees `back` tokens before: which tokens see it, and that part of x or of the state."""
-    start, end = tokens.start, tokens.stop
-    inside = min(max(start, back), end)
-    if inside < end:
-        yield slice(inside - start, end - start), x[rows, inside - back : end - back]
-    if state is not None and start < inside:
-        first = state.shape[1] + start - back
-        yield slice(0, inside - start), state[rows, first : first + inside - start]
-
-
-def _convolve(x: Tensor, taps: Tensor, state: Tensor | None, rows: slice, tokens: slice, y: Tensor) -> None:
-    """Fills y, a tile of the convolution with `taps` [W, C]."""
-    last = taps.shape[0] - 1
-    torch.mul(x[rows, tokens], taps[last], out=y)
-    for back in range(1, last + 1):
-        for which, seen in _seen(back, x, state, rows, tokens):
-            y[:, which].addcmul_(seen, taps[last - back])
 
 
 def _new_state(x: Tensor, width: int, state: Tensor | None) -> Tensor:
@@ -68,6 +29,14 @@ def _new_state(x: Tensor, width: int, state: Tensor | None) -> Tensor:
         return x[:, T - (width - 1) :].clone()
     before = x.new_zeros(B, width - 1, C) if state is None else state.to(x.dtype)
     return torch.cat((before[:, T:], x), dim=1)
+
+
+def _seen(x: Tensor, taps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The inputs after those of a state, and the taps [W, C], both in the dtype that is computed in."""
+    seen = wide(x)
+    if state is not None:
+        seen = torch.cat((state.to(seen.dtype), seen), dim=1)
+    return seen, taps.to(seen.dtype).t().contiguous()
 
 
 def _fake(x: Tensor, taps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -83,14 +52,9 @@ def _conv(x: Tensor, taps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor
         from trainer_core.kernels.conv.triton import conv_triton
 
         return conv_triton(x, taps, state), after
-    widened = wide(x)
-    columns = taps.to(widened.dtype).t().contiguous()
-    before = None if state is None else state.to(widened.dtype)
-    y = widened.new_empty(x.shape)
-    for tile in _tiles(x):
-        _convolve(widened, columns, before, *tile, y[tile])
-        F.silu(y[tile], inplace=True)
-    return y.to(x.dtype), after
+    seen, columns = _seen(x, taps, state)
+    y = convolve(seen, columns)
+    return y[:, seen.shape[1] - x.shape[1] :].to(x.dtype).contiguous(), after
 
 
 def _fake_backward(
@@ -111,25 +75,13 @@ def _conv_backward(
 
         d_x, d_taps, d_state = conv_backward_triton(grad, x, taps, state)
         return d_x, d_taps.to(taps.dtype), d_state
-    widened = wide(x)
-    columns = taps.to(widened.dtype).t().contiguous()
-    before = None if state is None else state.to(widened.dtype)
-    last = columns.shape[0] - 1
-    d_x, sums = torch.empty_like(widened, memory_format=torch.contiguous_format), torch.zeros_like(columns)
-    d_before = None if before is None else torch.zeros_like(before)
-    for rows, tokens in _tiles(x):
-        tile = rows, tokens
-        y = grad.new_empty(grad[tile].shape, dtype=widened.dtype)
-        _convolve(widened, columns, before, rows, tokens, y)
-        d_y = torch.ops.aten.silu_backward.grad_input(grad[tile].to(y.dtype), y, grad_input=y)
-        torch.mul(d_y, columns[last], out=d_x[tile])
-        for back in range(last + 1):
-            for which, seen in _seen(back, widened, before, rows, tokens):
-                sums[last - back].add_((d_y[:, which] * seen).sum((0, 1)))
-            for which, d_seen in _seen(back, d_x, d_before, rows, tokens) if back else ():
-                d_seen.addcmul_(d_y[:, which], columns[last - back])
-    d_state = d_x[:, :0].clone() if d_before is None else d_before
-    return d_x.to(x.dtype), sums.t().to(taps.dtype).contiguous(), d_state.to(x.dtype)
+    seen, columns = _seen(x, taps, state)
+    if state is not None:
+        grad = torch.cat((torch.zeros_like(state, dtype=grad.dtype), grad), dim=1)
+    d_seen, d_columns = convolve_backward(grad, seen, columns)
+    before = seen.shape[1] - x.shape[1]
+    d_state, d_x = d_seen[:, :before].to(x.dtype, copy=True), d_seen[:, before:].to(x.dtype).contiguous()
+    return d_x, d_columns.t().to(taps.dtype).contiguous(), d_state
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer_core.kernels.best_pairs import best_pairs
 from trainer_core.kernels.norm import rms_norm
 from trainer_core.kernels.segment_sum import weighted_rows
 from trainer_core.kernels.tensors import wide
@@ -52,12 +53,6 @@ class ProductKeys(nn.Module):
         c, n = self.c, x.shape[0]
         q = project(x, self.pkm_q).view(n, c.pkm_heads, c.pkm_key_dim)
         q = rms_norm(q, self.pkm_q_norm, c.norm_eps).to(self.pkm_keys.dtype)
-        halves = q.view(n, 2 * c.pkm_heads, -1).transpose(0, 1)
-        scores = wide(torch.bmm(halves, self.pkm_keys.flatten(0, 1).transpose(1, 2)))
-        best, at = (t.view(c.pkm_heads, 2, n, c.pkm_top) for t in scores.topk(c.pkm_top, dim=-1))
-        pairs = (best[:, 0, :, :, None] + best[:, 1, :, None, :]).flatten(2)
-        chosen, pair = pairs.topk(c.pkm_top, dim=-1)
-        first = at[:, 0].gather(-1, pair.div(c.pkm_top, rounding_mode="floor"))
-        second = at[:, 1].gather(-1, pair.remainder(c.pkm_top))
-        slots = first * c.pkm_keys + second
-        return slots.transpose(0, 1), F.softmax(chosen, dim=-1).transpose(0, 1)
+        halves = q.view(n, c.pkm_heads, 2, -1).movedim(0, 2)
+        chosen, slots = best_pairs(halves, self.pkm_keys, c.pkm_top)
+        return slots.permute(2, 0, 1), F.softmax(chosen, dim=1).permute(2, 0, 1)
