@@ -30,7 +30,7 @@ def _cut(x: Tensor, W: int, *, first: int = 0, last: int = 0) -> list[Tensor]:
 
 
 def _tiles(x: Tensor, W: int, backs: int, *, seen: bool) -> list[tuple[Tensor, ...]]:
-    """Of each tile of x [B, T, C], by back: the tokens that see so far back, or with `seen` those they see."""
+    """Of each tile of x [B, T, C], by back: tokens that see so far back, or with `seen` those they see."""
     cuts = (_cut(x, W, last=b) if seen else _cut(x, W, first=b) for b in range(backs))
     return list(zip(*cuts, strict=True))
 
