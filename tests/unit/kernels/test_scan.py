@@ -18,6 +18,7 @@ SHAPES = {
     "many chunks": (2, 85, 6, 4, 2, 3),
     "one compartment": (2, 37, 4, 4, 1, 1),
     "one compartment of groups": (2, 85, 6, 4, 2, 1),
+    "many compartments": (1, 70, 2, 3, 1, 40),
     "one channel": (1, 33, 2, 1, 1, 4),
     "nothing but one": (1, 1, 1, 1, 1, 1),
 }
@@ -225,10 +226,12 @@ def test_the_operators_are_sound(N: int) -> None:
 
 
 def test_lengths_of_chunks() -> None:
-    def length(T: int, dtype: torch.dtype, device: str, wanted: int | None = None) -> int:
-        return chunk_length(torch.empty(1, T, 1, 1, dtype=dtype, device=device), wanted)
+    def length(T: int, dtype: torch.dtype, device: str, wanted: int | None = None, N: int = 1) -> int:
+        u, b = (torch.empty(1, T, 1, size, dtype=dtype, device=device) for size in (1, N))
+        return chunk_length(u, b, wanted)
 
     assert [length(T, torch.float32, "cpu") for T in (1, 7, 300)] == [1, 7, 16]
+    assert [length(300, torch.float32, "cpu", N=N) for N in (31, 32, 128)] == [16, 32, 32]
     assert [length(T, torch.bfloat16, "meta") for T in (1, 17, 300)] == [1, 16, 16]
     with traced_for("cuda"):
         assert [length(T, torch.bfloat16, "meta") for T in (1, 17, 100, 300)] == [16, 32, 128, 128]

@@ -17,8 +17,8 @@ from trainer_core.kernels.target import target, worth_doing
 CPU_BLOCK, BLOCK = 1 << 18, 1 << 26
 """Values of u in a block: about a megabyte on a CPU, elsewhere few launches count more."""
 
-CPU_CHUNK = 16
-"""Tokens of a chunk on a CPU."""
+CPU_CHUNK, LONG_CPU_CHUNK = 16, 32
+"""Tokens of a chunk on a CPU, and where a channel has as many compartments as that: more per potential."""
 
 CHUNK, WIDE_CHUNK = 128, 64
 """Most tokens of a chunk elsewhere, and where u is wider than 16 bits; kernels take powers of two from 16."""
@@ -48,11 +48,12 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of u, dt, A, b, r, skip (of no use where there is none) and of the first potentials [B, H, P, N]."""
 
 
-def chunk_length(u: Tensor, wanted: int | None) -> int:
-    """Tokens of a chunk for u [B, T, H, P]."""
+def chunk_length(u: Tensor, b: Tensor, wanted: int | None) -> int:
+    """Tokens of a chunk for u [B, T, H, P] and b [B, T, G, N]."""
     T = u.shape[1]
     if target(u) == "cpu":
-        return min(wanted or CPU_CHUNK, T)
+        suited = LONG_CPU_CHUNK if b.shape[-1] >= LONG_CPU_CHUNK else CPU_CHUNK
+        return min(wanted or suited, T)
     most = wanted or (CHUNK if u.element_size() == 2 else WIDE_CHUNK)
     return max(16, 1 << (min(most, T) - 1).bit_length())
 

@@ -155,7 +155,7 @@ def scan(
     [B, H, P, N], skip [H], zeros where one is None. dt, A and the state are float32 or wider; y has the dtype
     of u. Only kernels take copies of slices of something wider.
     """
-    Q = chunk_length(u, chunk)
+    Q = chunk_length(u, b, chunk)
     if has_kernels(Inputs(u, dt, A, b, r, skip), Q):
         u, b, r = u.contiguous(), b.contiguous(), r.contiguous()
     y, last, _ = scan_forward(u, dt.contiguous(), A, b, r, skip, state, Q)
