@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.neuronspark import BARS, LLAMAS, by_operator, missing, pair
+from benchmarks.neuronspark import BARS, LENGTH, LLAMAS, ROWS, by_operator, missing, pair, step
 
 
 @pytest.mark.parametrize("vocab", BARS)
@@ -19,9 +19,22 @@ def test_both_are_of_one_size(name: str, vocab: int) -> None:
 
 
 def test_what_misses_a_bar() -> None:
-    assert missing({("nano-cpu", 512): 1.8, ("micro-cpu", 4_096): 1.53}) == []
-    (problem,) = missing({("nano-cpu", 512): 1.97, ("nano-cpu", 4_096): 1.55})
-    assert problem == "nano-cpu at a vocabulary of 4,096 costs 1.55 of a Llama, bar 1.4"
+    assert missing({("nano-cpu", 512, "ours"): 1.8, ("micro-cpu", 4_096, "plain"): 1.53}) == []
+    (problem,) = missing({("nano-cpu", 512, "ours"): 1.97, ("nano-cpu", 4_096, "ours"): 1.55})
+    assert problem == "nano-cpu at a vocabulary of 4,096 (head: ours) costs 1.55 of a Llama, bar 1.4"
+
+
+@pytest.mark.parametrize("of", [0, 1], ids=["neuronspark", "llama"])
+def test_both_heads_have_the_same_gradients(of: int) -> None:
+    """Ours of the sum over all tokens, the plain one of their mean."""
+    torch.set_num_threads(1)
+    gradients = []
+    for head in ("ours", "plain"):
+        model = pair("nano-cpu", 512)[of]
+        step(model, 512, head)()
+        gradients.append([p.grad for p in model.parameters()])
+    for ours, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours / (ROWS * LENGTH), plain, atol=1e-6, rtol=1e-3)
 
 
 def test_time_belongs_to_the_outermost_operator_of_ours() -> None:
