@@ -3,9 +3,9 @@
 The k best pairs are among the k best of each half; in order of their scores the pair of the i-th and the j-th
 is behind i j - 1 others, so that only those with i j <= k can be chosen.
 
-torch finds the best of one short row after the other, which on a CPU takes longer than all products of the
-layer. There the best of all rows are found together, k times the next one: a float64 has room for a float32
-and below it for its place, so that one maximum finds both.
+torch finds the best of one short row after the other, which is slow on a CPU. There the best of all rows are
+found together, k times the next one: a float64 has room for a float32 and below it for its place, so that one
+maximum finds both.
 """
 
 from __future__ import annotations
