@@ -26,7 +26,7 @@ from trainer_core.kernels.scan.layout import Gradients, Inputs, Shape, blocks
 
 
 class _Chunks(NamedTuple):
-    """Inputs by chunks, of all chunks or of a block; or their gradients, as if logs did not follow from steps."""
+    """Inputs by chunks, of all or of a block; or their gradients, as if logs did not follow from steps."""
 
     u: Tensor
     """[C, B, H, Q, P], a view."""
