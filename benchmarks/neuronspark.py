@@ -146,9 +146,7 @@ def owner(event: Any) -> str:
     """The outermost operator of ours around an event; else its own name, all products of matrices as one."""
     found, around = None, event
     while around is not None:
-        ours = re.search(
-            r"nstrain(?:::|_)(\w+?)(?:_default)?(?:_?[Bb]ackward)?$|^_(\w+?)(?:Backward)?$", around.name
-        )
+        ours = re.search(OURS, around.name)
         if ours is not None:
             found = ours[1] or ours[2]
         around = around.cpu_parent

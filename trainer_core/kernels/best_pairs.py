@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainer_core.kernels.target import target
-from trainer_core.kernels.tensors import wide
+from trainer_core.kernels.tensors import wide, wide_dtype
 
 
 def best_pairs(queries: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -27,16 +27,16 @@ def best_pairs(queries: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
     the first key times n plus the second. Of equal scores any may be chosen.
     """
     halves, sub_keys = queries.flatten(0, 1), keys.flatten(0, 1)
-    if target(queries) != "cpu" or wide(queries).dtype != torch.float32:
+    if target(queries) != "cpu" or wide_dtype(queries) != torch.float32:
         products = torch.bmm(halves, sub_keys.transpose(1, 2))
-        return best_pairs_reference(wide(products).view(*queries.shape[:3], -1), k)
+        return best_pairs_by_topk(wide(products).view(*queries.shape[:3], -1), k)
     products = torch.bmm(sub_keys, halves.transpose(1, 2))
     scores = wide(products).view(*keys.shape[:3], -1)
     chosen, slots = _BestPairs.apply(scores, k)  # type: ignore[no-untyped-call]
     return chosen, slots
 
 
-def best_pairs_reference(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_pairs_by_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The same from scores [heads, 2, m, n], by torch's own search, differentiated by autograd."""
     best, at = scores.topk(k, dim=-1)
     pairs = (best[:, 0, :, :, None] + best[:, 1, :, None, :]).flatten(2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_core.kernels.best_pairs import best_pairs, best_pairs_reference
+from trainer_core.kernels.best_pairs import best_pairs, best_pairs_by_topk
 
 SIZES = [(1, 1, 1, 1), (2, 32, 37, 8), (1, 5, 9, 5), (3, 33, 4, 6), (1, 128, 50, 16), (2, 2, 3, 1)]
 """Heads, keys of a half, queries, pairs that are chosen."""
@@ -41,7 +41,7 @@ def test_the_best_of_all_pairs(size: tuple[int, ...], dtype: torch.dtype) -> Non
 def test_scores_keep_every_bit() -> None:
     queries, keys = inputs(2, 32, 500)
     scores = torch.bmm(keys.flatten(0, 1), queries.flatten(0, 1).mT).view(2, 2, 32, 500).mT
-    chosen, slots = best_pairs_reference(scores, 8)
+    chosen, slots = best_pairs_by_topk(scores, 8)
     got, got_slots = best_pairs(queries, keys, 8)
     assert torch.equal(got, chosen) and torch.equal(got_slots, slots)
 

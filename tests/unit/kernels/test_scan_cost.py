@@ -8,6 +8,9 @@ from trainer_core.kernels.scan import chunked
 from trainer_core.kernels.scan.cost import BACKWARD, dense_flops, kernel_costs, shape, totals
 from trainer_core.kernels.scan.layout import Inputs, Shape
 
+PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_")}
+"""Operators whose last two tensors are multiplied."""
+
 
 class _Products(TorchDispatchMode):
     """Counts the operations of matrix products."""
@@ -18,7 +21,8 @@ class _Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name
-        if "mm" in name.removeprefix("aten::"):
+        assert name in PRODUCTS or "mm" not in name.split("::")[1], name
+        if "mm" in name:
             left, right = [x for x in args if isinstance(x, Tensor)][-2:]
             self.flops += 2 * left.numel() * right.shape[-1]
         return func(*args, **kwargs or {})

@@ -130,7 +130,7 @@ def forward(s: Shape, x: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor, 
     y, V = s.empty(x.u), x.dt.new_empty(s.chunks + 1, s.B, s.H, s.N, s.P)
     _put(V[0], state)
     chunks, constants = _prepared(s, x)
-    for *inputs, V_before, V_after, out in blocks(s, *chunks, V[:-1], V[1:], s.by_chunk(y)):
+    for *inputs, V_before, V_after, out in blocks(*chunks, V[:-1], V[1:], s.by_chunk(y)):
         _forward_block(_Chunks(*inputs), constants, V_before, V_after, out)
     return s.cut(y), V[-1].mT.contiguous(), V.view(-1)
 
@@ -165,7 +165,7 @@ def backward(s: Shape, g: Tensor, g_last: Tensor | None, x: Inputs, V_all: Tenso
     _put(d_after, g_last)
     d = _Chunks(s.by_chunk(d_u), *(torch.empty_like(t) for t in chunks[1:]))
     n = len(chunks)
-    for block in reversed(blocks(s, *chunks, *d, s.by_chunk(s.fill(g)), V[:-1])):
+    for block in reversed(blocks(*chunks, *d, s.by_chunk(s.fill(g)), V[:-1])):
         inputs, out, (pull, V_before) = _Chunks(*block[:n]), _Chunks(*block[n : 2 * n]), block[2 * n :]
         d_after = _backward_block(inputs, constants, pull, V_before, d_after, out, d_skip)
     steps, d_steps, d_logs = (t.view(s.chunks, s.B, s.H, s.Q) for t in (chunks.steps, d.steps, d.logs))

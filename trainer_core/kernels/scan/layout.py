@@ -124,12 +124,12 @@ class Shape:
         return x if x.shape[1] == self.T else x[:, : self.T].contiguous()
 
 
-def blocks(s: Shape, u: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+def blocks(u: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
     """Tensors whose first dimension goes over chunks, cut into those computed together, in the order of time.
 
     The size of u [chunks, B, H, Q, P] says how many that are on its device.
     """
     most = CPU_BLOCK if target(u) == "cpu" else BLOCK
     chunks = max(1, most // u[0].numel())
-    parts = (torch.split(x, x.shape[0] // s.chunks * chunks) for x in (u, *others))
+    parts = (torch.split(x, x.shape[0] // u.shape[0] * chunks) for x in (u, *others))
     return worth_doing(list(zip(*parts, strict=True)), u)
