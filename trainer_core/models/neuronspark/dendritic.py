@@ -19,6 +19,7 @@ from trainer_core.kernels.conv import causal_conv_silu
 from trainer_core.kernels.norm import rms_norm
 from trainer_core.kernels.release import fired, norm_release_gate
 from trainer_core.kernels.scan import scan
+from trainer_core.kernels.split_linear import split_linear
 from trainer_core.kernels.tensors import wide
 from trainer_core.models.blocks import Linear, RMSNorm, recomputed
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
@@ -47,11 +48,11 @@ class DendriticLayer(nn.Module):
 
     def forward(self, h: Tensor, context: Context, *, redo: bool = False, note: Note | None = None) -> Tensor:
         """The residual stream [B, T, D] after it; with `redo` the backward pass runs the neurons again."""
-        mixed = project(self.norm(h), self.in_proj)
+        z, u, rest = self._projected(h)
         if redo and torch.is_grad_enabled():
-            o = recomputed(self._released, mixed)
+            o = recomputed(self._released, z, u, rest)
         else:
-            o = self._neurons(mixed, None, note)[0]
+            o = self._neurons(z, u, rest, None, note)[0]
         return h + project(o, self.out_proj)
 
     def init_state(self, rows: int) -> DendriticState:
@@ -63,26 +64,31 @@ class DendriticLayer(nn.Module):
 
     def advance(self, h: Tensor, context: Context, state: DendriticState) -> tuple[Tensor, DendriticState]:
         """The residual stream of the next tokens, and the state after them."""
-        o, state = self._neurons(project(self.norm(h), self.in_proj), state, None)
+        o, state = self._neurons(*self._projected(h), state, None)
         return h + project(o, self.out_proj), state
 
-    def _released(self, mixed: Tensor) -> Tensor:
-        return self._neurons(mixed, None, None)[0]
+    def _projected(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z and what u is made of [B, T, E]; what b, r and the steps are made of [B, T, 2 G N + H]."""
+        E, weight = self.c.dendritic_width, self.in_proj.weight
+        z, u, rest = split_linear(self.norm(h).to(weight.dtype), weight, (E, E, len(weight) - 2 * E))
+        return z, u, rest
+
+    def _released(self, z: Tensor, u: Tensor, rest: Tensor) -> Tensor:
+        return self._neurons(z, u, rest, None, None)[0]
 
     def _neurons(
-        self, mixed: Tensor, state: DendriticState | None, note: Note | None
+        self, z: Tensor, u: Tensor, rest: Tensor, state: DendriticState | None, note: Note | None
     ) -> tuple[Tensor, DendriticState]:
-        """What the neurons release [B, T, E], from the input projection [B, T, 2 E + 2 G N + H]."""
-        c, (B, T, _) = self.c, mixed.shape
+        """What the neurons release [B, T, E], from what the input is projected to."""
+        c, (B, T, _) = self.c, z.shape
         E, H, G, N = c.dendritic_width, c.dendritic_heads, c.synapse_groups, c.compartments
         potentials, taken = (None, None) if state is None else state
-        z, inputs, delta = torch.split(mixed, [E, c.conv_channels, H], dim=-1)
-        mixed, taken = causal_conv_silu(inputs, self.conv_weight, taken)
-        u, b, r = torch.split(mixed, [E, G * N, G * N], dim=-1)
+        synapses, delta = torch.split(rest, [2 * G * N, H], dim=-1)
+        u, synapses, taken = self._convolved(u, synapses, taken)
+        b, r = torch.split(synapses.view(B, T, 2 * G, N), G, dim=2)
         u = u.view(B, T, H, E // H)
         dt = F.softplus(wide(delta) + self.dt_bias)
         A = -self.A_log.exp()
-        b, r = b.view(B, T, G, N), r.view(B, T, G, N)
         s, potentials = scan(u, dt, A, b, r, potentials, skip=self.skip)
         s = s.view(B, T, E)
         if note is not None:
@@ -92,3 +98,13 @@ class DendriticLayer(nn.Module):
         binary = c.release == "binary"
         o = norm_release_gate(s, self.soma_norm.weight, self.theta, z, c.norm_eps, binary=binary)
         return o, (potentials, taken)
+
+    def _convolved(self, u: Tensor, synapses: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Both after their convolution, and the last inputs of it."""
+        sizes = [u.shape[-1], synapses.shape[-1]]
+        pasts = (None, None) if before is None else torch.split(before, sizes, dim=-1)
+        taps = torch.split(self.conv_weight, sizes)
+        (u, u_last), (synapses, last) = (
+            causal_conv_silu(x, w, past) for x, w, past in zip((u, synapses), taps, pasts, strict=True)
+        )
+        return u, synapses, torch.cat((u_last, last), dim=-1)
