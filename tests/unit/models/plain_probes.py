@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tests.unit.models.plain_inside import (
     Matrix,
     Parameters,
@@ -14,6 +17,7 @@ from tests.unit.models.plain_inside import (
     feed_forward_row,
     memory_row,
 )
+from trainer_core.models.neuronspark.model import NeuronSpark
 
 
 def mean(x: list[float]) -> float:
@@ -211,3 +215,23 @@ def plain_probe(
 
 def _under(p: Parameters, prefix: str) -> Parameters:
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+
+
+def probed_in_loops(model: NeuronSpark, ids: Tensor, train_length: int, eos: int) -> dict[str, float]:
+    """Every number of a model on rows ids [R, L]; only the residual streams before its layers are its own."""
+    streams: dict[str, list[Any]] = {}
+    hooks = []
+    for i, layer in enumerate(model.layers):
+        seen = {f"{i}": layer} | ({f"{i} ffn": layer.feed_forward} if hasattr(layer, "feed_forward") else {})
+        for name, module in seen.items():
+
+            def keep(_: Any, inputs: tuple[Tensor, ...], name: str = name) -> None:
+                streams[name] = inputs[0].tolist()
+
+            hooks.append(module.register_forward_pre_hook(keep))
+    with torch.no_grad():
+        model.hidden(ids)
+    for hook in hooks:
+        hook.remove()
+    parameters = {name: param.tolist() for name, param in model.named_parameters()}
+    return plain_probe(streams, parameters, model.config, ids.tolist(), train_length, eos)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.models.plain_probes import plain_probe
+from tests.unit.models.plain_probes import probed_in_loops
 from tests.unit.models.small_neuronspark import disturbed, small, token_ids
 from trainer_core.models.neuronspark.model import NeuronSpark
 from trainer_core.models.neuronspark.probes import retention
@@ -33,28 +33,9 @@ def _rows(T: int, rows: int, *ends: tuple[int, int]) -> Tensor:
     return ids
 
 
-def _plain(model: NeuronSpark, ids: Tensor, train_length: int) -> dict[str, float]:
-    streams: dict[str, list[Any]] = {}
-    hooks = []
-    for i, layer in enumerate(model.layers):
-        seen = {f"{i}": layer} | ({f"{i} ffn": layer.feed_forward} if hasattr(layer, "feed_forward") else {})
-        for name, module in seen.items():
-
-            def keep(_: Any, inputs: tuple[Tensor, ...], name: str = name) -> None:
-                streams[name] = inputs[0].tolist()
-
-            hooks.append(module.register_forward_pre_hook(keep))
-    with torch.no_grad():
-        model.hidden(ids)
-    for hook in hooks:
-        hook.remove()
-    parameters = {name: param.tolist() for name, param in model.named_parameters()}
-    return plain_probe(streams, parameters, model.config, ids.tolist(), train_length, EOS)
-
-
 def _check(model: NeuronSpark, ids: Tensor, train_length: int) -> dict[str, float]:
     found = model.probe(ids, train_length=train_length, eos=EOS)
-    assert found == pytest.approx(_plain(model, ids, train_length), rel=1e-9, abs=1e-12)
+    assert found == pytest.approx(probed_in_loops(model, ids, train_length, EOS), rel=1e-9, abs=1e-12)
     return found
 
 

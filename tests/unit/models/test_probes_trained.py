@@ -1,4 +1,4 @@
-"""On a nano NeuronSpark trained for a few dozen updates every probe is finite and in its range."""
+"""On a trained nano NeuronSpark every probe is finite, in its range, and what loops over tokens give."""
 
 import math
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.models.plain_neuronspark import plain_logits
+from tests.unit.models.plain_probes import probed_in_loops
 from trainer_core.engine.assemble import make_step
 from trainer_core.engine.step import UpdateScalars
 from trainer_core.models.neuronspark.model import NeuronSpark
@@ -14,7 +16,6 @@ from trainer_core.models.neuronspark.probes.tokens import Tokens
 from trainer_core.models.registry import build
 
 VOCAB, T, EOS = 48, 32, 0
-LAST = 60
 
 
 def _documents(seed: int, rows: int, length: int) -> Tensor:
@@ -28,7 +29,7 @@ def _documents(seed: int, rows: int, length: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def trained() -> NeuronSpark:
-    model = build("nano-cpu", {"layers": 4, "interval": 2}, VOCAB, 0)
+    model = build("nano-cpu", None, VOCAB, 0)
     assert isinstance(model, NeuronSpark)
     _, step = make_step(model, precision="fp32", recompute={T: "none"})
     scalars = UpdateScalars(lr=3e-3, weight_decay=0.1, ema_weight=0.0)
@@ -69,11 +70,39 @@ def test_every_number_is_in_its_range(trained: NeuronSpark, length: int) -> None
     assert [name for name, value in found.items() if not math.isfinite(value)] == []
     assert [(name, v) for name, v in found.items() if not _in_range(name, v, length)] == []
     assert found["dendritic/boundaries"] == int((ids[:, :-1] == EOS).sum()) > 0
-    for kind in ("", "layer01/", "layer03/"):
+    for kind in ("", "layer03/", "layer07/"):
         bins = [v for name, v in found.items() if name.startswith(f"hippocampal/{kind}attn_dist_bin")]
         assert len(bins) == 1 + (length - 1).bit_length() and sum(bins) == pytest.approx(1, abs=1e-5)
     assert (found["hippocampal/attn_beyond_train_max"] > 0) == (length > T)
     assert ("dendritic/retention_seg2_max" in found) == (length > T)
+
+
+@pytest.fixture(scope="module")
+def exact(trained: NeuronSpark) -> NeuronSpark:
+    """The trained model in float64."""
+    model = build("nano-cpu", None, VOCAB, 0, torch.float64)
+    assert isinstance(model, NeuronSpark)
+    model.load_state_dict({name: value.double() for name, value in trained.state_dict().items()})
+    return model
+
+
+ROW = _documents(99, 1, 64)
+
+
+@pytest.mark.parametrize("train_length", [64, 24], ids=["a row of the training", "a long row"])
+def test_every_number_on_64_tokens_is_that_of_loops(
+    trained: NeuronSpark, exact: NeuronSpark, train_length: int
+) -> None:
+    loops = probed_in_loops(exact, ROW, train_length, EOS)
+    assert loops["dendritic/boundaries"] > 0 and len(loops) > 200
+    assert exact.probe(ROW, train_length=train_length, eos=EOS) == pytest.approx(loops, rel=1e-9, abs=1e-12)
+    assert trained.probe(ROW, train_length=train_length, eos=EOS) == pytest.approx(loops, rel=1e-5, abs=1e-7)
+
+
+def test_the_streams_that_the_loops_start_from_are_those_of_the_equations(exact: NeuronSpark) -> None:
+    with torch.no_grad():
+        wanted = plain_logits(ROW, dict(exact.named_parameters()), exact.config)
+        torch.testing.assert_close(exact.logits(ROW), wanted, atol=1e-11, rtol=0)
 
 
 def test_names_of_a_layer_are_names_of_the_model(trained: NeuronSpark) -> None:
@@ -81,7 +110,7 @@ def test_names_of_a_layer_are_names_of_the_model(trained: NeuronSpark) -> None:
     whole = {name for name in found if "/layer" not in name}
     parts = {
         name.replace(f"layer{i:02d}/", "")
-        for i in range(4)
+        for i in range(8)
         for name in found
         if f"layer{i:02d}/" in name and "_head" not in name
     }
@@ -104,7 +133,7 @@ def test_probing_changes_nothing(trained: NeuronSpark) -> None:
 def test_weights_part_by_part_are_those_at_once(trained: NeuronSpark) -> None:
     ids, notes = _documents(3, 1, 50), {}
     with torch.no_grad():
-        trained.hidden(ids, note=lambda i, name, value: notes.update({name: value}) if i == 1 else None)
+        trained.hidden(ids, note=lambda i, name, value: notes.update({name: value}) if i == 3 else None)
     tokens = Tokens(ids=ids, eos=EOS, train_length=T, attention=True)
     parts = list(attention.weights(notes, tokens, held=4 * 50 * 7))
     assert [first for first, _ in parts] == [18, 25, 32, 39, 46]
