@@ -111,13 +111,14 @@ def test_extremes_stay_finite() -> None:
         assert all(t.isfinite().all() for t in (out, scale, *found))
 
 
-def test_what_is_not_a_number_stays_visible() -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_not_a_number_stays_visible(binary: bool) -> None:
     x, theta = torch.tensor([[torch.nan, 1.0]]), torch.full((2,), 0.25)
     for two_sided in (False, True):
-        kind = {"two_sided": two_sided, "binary": False}
+        kind = {"two_sided": two_sided, "binary": binary}
         assert release_triton(x, theta, None, None, **kind).isnan().tolist() == [[True, False]]
         assert release_triton(x, theta, x + 1, theta, **kind).isnan().tolist() == [[True, False]]
-    assert gate_triton(x, theta, theta, torch.ones(1, 2), 1e-5, binary=False)[0].isnan().all()
+    assert gate_triton(x, theta, theta, torch.ones(1, 2), 1e-5, binary=binary)[0].isnan().all()
 
 
 def test_tiles_and_strips_cover_every_row_once() -> None:

@@ -1,5 +1,6 @@
 """The release and its products equal their twins in values and gradients; thresholds may be anything."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -200,9 +201,22 @@ def test_extremes_stay_finite() -> None:
         assert not norm_release_gate(torch.zeros(2, 8), torch.ones(8), theta, wide.repeat(2, 1), 1e-5).any()
 
 
-def test_what_is_not_a_number_stays_visible() -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_not_a_number_stays_visible(binary: bool) -> None:
+    """A step is 0 at NaN, so a binary release made a broken layer one that adds nothing."""
     x, theta = torch.tensor([[torch.nan, 1.0]]), torch.full((2,), 0.25)
-    for two_sided in (False, True):
-        assert release(x, theta, two_sided=two_sided).isnan().tolist() == [[True, False]]
-    assert release_product(x, x + 1, theta, theta).isnan().tolist() == [[True, False]]
-    assert norm_release_gate(x, theta, theta, torch.ones(1, 2), 1e-5).isnan().all()
+    for of, two_sided in itertools.product((release, release_reference), (False, True)):
+        assert of(x, theta, two_sided=two_sided, binary=binary).isnan().tolist() == [[True, False]]
+    for product in (release_product, release_product_reference):
+        assert product(x, x + 1, theta, theta, binary=binary).isnan().tolist() == [[True, False]]
+    for gate in (norm_release_gate, norm_release_gate_reference):
+        assert gate(x, theta, theta, torch.ones(1, 2), 1e-5, binary=binary).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_any_distance_to_the_threshold_is_one(dtype: torch.dtype) -> None:
+    least = torch.finfo(dtype).smallest_normal
+    x = torch.tensor([[least / 4, -least / 4, 0.0, -0.0, 0.5, -0.5, torch.inf, -torch.inf]], dtype=dtype)
+    released = release(x, torch.zeros(8, dtype=dtype), two_sided=True, binary=True)
+    assert torch.equal(released, torch.tensor([[1.0, -1, 0, 0, 1, -1, 1, -1]], dtype=dtype))
+    assert torch.equal(release(x, torch.zeros(8, dtype=dtype), binary=True), released.clamp(min=0))

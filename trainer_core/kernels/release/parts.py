@@ -13,12 +13,14 @@ from trainer_core.kernels.target import target
 
 
 def values(x: Tensor, t: Tensor, two_sided: bool, binary: bool) -> Tensor:
-    """What is released over thresholds t >= 0."""
+    """What is released over thresholds t >= 0; what is not a number stays so."""
     if not binary:
         return x - x.clamp(-t, t) if two_sided else torch.sub(x, t).relu_()
-    out = x - t
-    on = out.gt(0).to(x.dtype)
-    return on.sub_((-x - t).gt(0).to(x.dtype)).mul_(1 + t) if two_sided else on.mul_(1 + t)
+    # A comparison would be false at NaN, and a broken layer one that adds nothing.
+    on = torch.sub(x, t).clamp_(0, 1).ceil_()
+    if two_sided:
+        on.add_(torch.add(x, t).clamp_(-1, 0).floor_())
+    return on.mul_(1 + t)
 
 
 def graded_gradients(

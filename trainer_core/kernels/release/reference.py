@@ -7,6 +7,8 @@ With t = |theta| per channel (its subgradient at theta = 0 is 0):
     binary, one-sided   o = (1 + t) H(x - t)                             H(y) = 1 where y > 0, else 0
     binary, two-sided   o = (1 + t) (H(x - t) - H(-x - t))
 
+What is not a number is released as such, so that a broken layer is not one that adds nothing.
+
 A graded release has its exact gradient. In the backward pass of a binary one the derivative of H(y) is that
 of a sigmoid, a s (1 - s) with s = sigmoid(a y) and the sharpness a = min(4, 4 / t), itself a constant: its
 peak a / 4 is at most 1, and a large threshold widens it. So for the one-sided release
@@ -33,7 +35,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, a: Tensor) -> Tensor:
         ctx.save_for_backward(y, a)
-        return (y > 0).to(y.dtype)
+        return torch.where(y.isnan(), y, (y > 0).to(y.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -29,11 +29,12 @@ STEEPEST = tl.constexpr(SHARPNESS)
 
 @kernel()
 def _value(x: tl.tensor, t: tl.tensor, TWO_SIDED: tl.constexpr, BINARY: tl.constexpr) -> tl.tensor:
-    """What is released at x over t >= 0; what is not a number stays so in a graded release."""
+    """What is released at x over t >= 0; what is not a number stays so."""
     if BINARY:
         value = tl.where(x > t, 1.0 + t, 0.0)
         if TWO_SIDED:
             value = tl.where(x < -t, -1.0 - t, value)
+        value = tl.where(x == x, value, x)
     else:
         value = tl.where(x <= t, 0.0, x - t)
         if TWO_SIDED:
