@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.sizes import SIZES, assert_alike
 from trainer_core.kernels.norm import op, rms_norm
 from trainer_core.kernels.norm.reference import rms_norm_reference
 from trainer_core.kernels.norm.triton import (
@@ -75,6 +76,17 @@ def test_more_axes(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.autograd.grad(o.square().sum(), x)[0] for o in (out, rms_norm_reference(x, weight, EPS))
     )
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_of_any_size(size: str) -> None:
+    x, weight, grad = _draw(5, 40, seed=0, scale=SIZES[size]), _draw(40, seed=1), _draw(5, 40, seed=2)
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    twin = rms_norm_reference(*exact, EPS)
+    out, scales = norm_triton(x, weight, EPS)
+    found = out, *norm_backward_triton(grad, x, weight, scales)
+    for got, wanted in zip(found, (twin, *torch.autograd.grad(twin, exact, grad.double())), strict=True):
+        assert_alike(got, wanted.detach(), 1e-5)
 
 
 def test_extremes() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.pools import GRADIENTS, Pool, pool
+from tests.kernels.sizes import assert_alike
 from trainer_core.kernels.pool_read import op, pool_read
 from trainer_core.kernels.pool_read import triton as launches
 from trainer_core.kernels.pool_read.reference import pool_read_reference
@@ -91,6 +92,15 @@ def test_equals_the_twin_at_extreme_values(extreme: str) -> None:
     for name, a, b in zip(("out", *GRADIENTS), got, wanted, strict=True):
         bar = ROUNDING.get(extreme, 1e-5) * sizes.get(name, 1.0)
         assert (a.double() - b).abs().max().item() <= max(bar, 1e-43), name
+
+
+def test_large_values_are_read_as_they_are() -> None:
+    p = pool(20, 20, 1, 1, d=16, rows=1, dtype=torch.float32)
+    p = p.with_tensors({"v": (p.tensors["v"].detach() * 1e30).requires_grad_()})
+    exact = p.to(torch.float64)
+    got, wanted = _both(pool_read, p, p.grad), _both(pool_read_reference, exact, exact.grad)
+    for name, a, b in zip(("out", *GRADIENTS), got, wanted, strict=True):
+        assert_alike(a, b, 1e-5, name)
 
 
 def test_a_large_clock_keeps_small_differences() -> None:

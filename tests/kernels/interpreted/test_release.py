@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.sizes import SIZES, assert_alike
 from trainer_core.kernels.release.launch import (
     gate_backward_triton,
     gate_triton,
@@ -19,9 +20,9 @@ from trainer_core.kernels.release.reference import (
     release_product_reference,
     release_reference,
 )
-from trainer_core.kernels.release.triton import ELEMENTS, STRIPS
+from trainer_core.kernels.release.triton import COLUMNS, ELEMENTS, STRIPS
 
-SHAPES = [(1, 1), (7, 48), (9, 33), (300, 16), (5, 1030)]
+SHAPES = [(1, 1), (7, 48), (9, 33), (300, 16), (5, 1030), *((2, COLUMNS + more) for more in (-1, 0, 1))]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -100,6 +101,27 @@ def test_norm_release_gate(shape: tuple[int, int], binary: bool, dtype: torch.dt
     d_s, d_gain, d_t, d_z = gate_backward_triton(grad, s, gain, theta, z, scale, binary=binary, most=2)
     for got, wanted in zip((d_s, d_gain, d_t * theta.sign(), d_z), twin[1:], strict=True):
         _close(got, wanted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("binary", [False, True])
+def test_values_of_any_size(binary: bool, size: str) -> None:
+    """Thresholds are of the size of what is compared with them."""
+    scale, kind = SIZES[size], {"two_sided": False, "binary": binary}
+    x, u, theta, theta_u = _draw(5, 40, scale=scale), _draw(5, 40, seed=1), _theta(40) * scale, _theta(40, 8)
+    grad = _draw(5, 40, seed=2)
+    twin = _exact(lambda *a: release_product_reference(*a, binary=binary), (x, u, theta, theta_u), grad)
+    d_x, d_t, d_u, d_t_u = release_backward_triton(grad, x, theta, u, theta_u, **kind)
+    ours = release_triton(x, theta, u, theta_u, **kind), d_x, d_u, d_t * theta.sign(), d_t_u * theta_u.sign()
+    for i, (got, wanted) in enumerate(zip(ours, twin, strict=True)):
+        assert_alike(got, wanted, 1e-5, f"product {i}")
+
+    gain, theta = 1 + _draw(40, seed=3, scale=0.2), _theta(40) * min(1.0, scale / 1e-5**0.5)
+    twin = _exact(lambda *a: norm_release_gate_reference(*a, 1e-5, binary=binary), (x, gain, theta, u), grad)
+    out, scales = gate_triton(x, gain, theta, u, 1e-5, binary=binary)
+    d_s, d_gain, d_t, d_z = gate_backward_triton(grad, x, gain, theta, u, scales, binary=binary)
+    for i, (got, wanted) in enumerate(zip((out, d_s, d_gain, d_t * theta.sign(), d_z), twin, strict=True)):
+        assert_alike(got, wanted, 2e-5, f"gate {i}")
 
 
 def test_extremes_stay_finite() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.sizes import SIZES, assert_alike
 from trainer_core.kernels.rope import op, rotate
 from trainer_core.kernels.rope.reference import rotate_reference
 from trainer_core.models.blocks import rope_tables
@@ -42,6 +43,17 @@ def test_rotation(
         assert out.transpose(1, 2).is_contiguous() and got.transpose(1, 2).is_contiguous()
     else:
         assert out.is_contiguous() and got.is_contiguous()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_of_any_size(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "launches", lambda *_: True)
+    tables = rope_tables(33, 16, 10_000.0, torch.float32)
+    x = (_draw(1, 2, 33, 16, "heads apart", 0) * SIZES[size]).requires_grad_()
+    out = rotate(x, *tables)
+    assert_alike(out.detach(), rotate_reference(x.detach().double(), *(t.double() for t in tables)), 1e-6)
+    (back,) = torch.autograd.grad(out, x, out.detach())
+    assert_alike(back, x.detach(), 1e-6)
 
 
 def test_what_is_not_a_number_stays_in_its_vector(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.sizes import SIZES, assert_alike
 from trainer_core.kernels.segment_sum.reference import segment_sum_reference, weighted_rows_reference
 from trainer_core.kernels.segment_sum.triton import (
+    BLOCK,
     MAX_CHUNKS,
     MIN_CHUNK,
     add_segments_triton,
@@ -67,7 +69,9 @@ def test_integers_are_summed_exactly_whatever_the_values_left_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 16), (7, 3, 20), (12, 4, 33)])
+@pytest.mark.parametrize(
+    ("n", "k", "d"), [(1, 1, 16), (7, 3, 20), (12, 4, 33), *((2, 2, BLOCK + more) for more in (-1, 0, 1))]
+)
 def test_weighted_rows_and_their_gradients(n: int, k: int, d: int, dtype: torch.dtype) -> None:
     table = torch.randn(SIZE, d, generator=_generator(7)).to(dtype)
     slots = torch.randint(SIZE, (n, k), generator=_generator(8))
@@ -85,6 +89,26 @@ def test_weighted_rows_and_their_gradients(n: int, k: int, d: int, dtype: torch.
     sums = torch.zeros(SIZE, d)
     add_segments_triton(sums, grad, slots, weights, chunk=CHUNK)
     _close(sums, exact.grad)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_of_any_size(size: str) -> None:
+    n, k, d = 12, 4, 20
+    slots = torch.randint(SIZE, (n, k), generator=_generator(1))
+    weights = torch.rand(n, k, generator=_generator(2))
+    table, grad = (torch.randn(m, d, generator=_generator(m)) for m in (SIZE, n))
+    table *= SIZES[size]
+    exact = [t.double().requires_grad_() for t in (table, weights)]
+    twin = weighted_rows_reference(exact[0], slots, exact[1])
+    d_table, d_weights = torch.autograd.grad(twin, exact, grad.double())
+    assert_alike(weighted_rows_triton(table, slots, weights), twin.detach(), 1e-6)
+    assert_alike(weights_gradient_triton(grad, table, slots), d_weights, 1e-6)
+    rows, index = grad * SIZES[size], slots[:, 0].contiguous()
+    weighted, plain = torch.zeros(2, SIZE, d)
+    add_segments_triton(weighted, rows, slots, weights, chunk=CHUNK)
+    assert_alike(weighted, d_table * SIZES[size], 1e-6)
+    add_segments_triton(plain, rows, index, None, chunk=CHUNK)
+    assert_alike(plain, segment_sum_reference(rows.double(), index, SIZE), 1e-6)
 
 
 def test_parts_stay_few_however_many_rows() -> None:
