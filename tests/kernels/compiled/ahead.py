@@ -20,6 +20,12 @@ VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 ARCHITECTURES = (90, 100, 103) if VERSION >= (3, 6) else (90, 100)
 """Triton 3.5 brings no assembler for 103."""
 
+SHARED_BYTES = 227 << 10
+"""What a program may hold on each of them."""
+
+TENSOR_COLUMNS = 512
+"""And of the tensor memory of those that have one."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -78,6 +84,12 @@ def binary(name: str, source: Source, architecture: int, *, most_fused: int = 0)
     assert f".target sm_{architecture}" in ptx
     assert fused(ptx) <= most_fused and atomics(ptx) == 0
     return ptx
+
+
+def assert_fits(built: Any) -> None:
+    """A program of the compiled kernel has room on a multiprocessor."""
+    assert built.metadata.shared <= SHARED_BYTES
+    assert getattr(built.metadata, "tmem_size", 0) <= TENSOR_COLUMNS
 
 
 def accesses(ptx: str) -> Counter[str]:

@@ -7,7 +7,15 @@ import re
 import pytest
 import torch
 
-from tests.kernels.compiled.ahead import ARCHITECTURES, Source, accesses, atomics, compiled, fused
+from tests.kernels.compiled.ahead import (
+    ARCHITECTURES,
+    Source,
+    accesses,
+    assert_fits,
+    atomics,
+    compiled,
+    fused,
+)
 from trainer_core.kernels.compiler import FP_FUSION
 from trainer_core.kernels.pool_read.op import KERNEL_HEAD_DIMS
 from trainer_core.kernels.pool_read.triton import DTYPES, PRECISION, Tiles, plan
@@ -20,10 +28,6 @@ NUMBERS = {"scale": "fp32", "T": "i32", "S": "i32"}
 CONSTANTS = {"H", "K", "D", "M", "N", "DT", "PRECISION"}
 
 TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma", 103: "tcgen05.mma"}
-SHARED_BYTES = 227 << 10
-"""What a program may hold on each of them."""
-TENSOR_COLUMNS = 512
-"""And of the tensor memory of those that have one."""
 
 
 def _source(kernel, tiles: Tiles, dtype: torch.dtype, head_dim: int) -> Source:
@@ -81,8 +85,7 @@ def test_a_binary_that_loads_ahead_for_tensor_cores(architecture: int, name: str
     assert atomics(ptx) == 0
     assert fused(ptx) == 0 or source.kernel is forward_kernel, "a logarithm is made of them"
     assert TENSOR_CORES[architecture] in ptx
-    assert built.metadata.shared <= SHARED_BYTES
-    assert getattr(built.metadata, "tmem_size", 0) <= TENSOR_COLUMNS
+    assert_fits(built)
     # The tiles of q, k, v and their gradients move 16 bytes at a time; what is one number per query or event
     # moves one at a time.
     copies = set(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)", ptx))

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import triton.language as tl
 
-from tests.kernels.compiled.ahead import ARCHITECTURES, Source, accesses, atomics, compiled, fused
+from tests.kernels.compiled.ahead import (
+    ARCHITECTURES,
+    Source,
+    accesses,
+    assert_fits,
+    atomics,
+    compiled,
+    fused,
+)
 from trainer_core.kernels.compiler import FP_FUSION
 from trainer_core.kernels.scan.triton import CUMSUM_HEADS, HEADS, PASS_BLOCK, ROWS, WARPS
 from trainer_core.kernels.scan.triton_scan import (
@@ -23,16 +31,16 @@ from trainer_core.kernels.scan.triton_state import (
     state_pass_kernel,
 )
 
-H, P, G, N = 64, 64, 1, 64
-"""A large model's layer."""
+H, P, G, N, Q = 64, 64, 1, 128, 128
+"""A layer of the largest preset, in the chunks that bfloat16 has on a GPU."""
 
 NUMBERS = dict.fromkeys(("T", "chunks", "B", "BH"), "i32")
 FLOATS = ("cum", "steps", "V", "d_V", "A", "kept", "d_steps", "d_A", "dt")
 
 
-def _source(kernel: Any, kind: str, Q: int, **constants: Any) -> Source:
+def _source(kernel: Any, kind: str, chunk: int, **constants: Any) -> Source:
     tile = {"BLOCK_N": N, "BLOCK_P": P, "DT": tl.bfloat16 if kind == "*bf16" else tl.float32}
-    known = {"H": H, "P": P, "G": G, "N": N, "Q": Q, "PRECISION": "tf32x3", **tile, **constants}
+    known = {"H": H, "P": P, "G": G, "N": N, "Q": chunk, "PRECISION": "tf32x3", **tile, **constants}
     names = kernel.arg_names
     pointers = [name for name in names if name not in known and name not in NUMBERS]
     types = {name: "*fp32" if name in FLOATS else kind for name in pointers}
@@ -51,12 +59,12 @@ TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma", 103: "tcgen05.mma"}
 
 PASS = {"SIZE": N * P, "BLOCK": PASS_BLOCK}
 GROUPS = {"ROWS": ROWS, "HEADS": HEADS}
-Q = 64
 SOURCES = {
     "cumsum": _source(chunk_cumsum_kernel, "*fp32", Q, HEADS=CUMSUM_HEADS),
     "pass": _source(state_pass_kernel, "*fp32", Q, **PASS),
     "pass backward": _source(state_pass_backward_kernel, "*fp32", Q, **PASS),
     "state": _source(chunk_state_kernel, "*bf16", Q, AFTER=True),
+    "state backward": _source(chunk_state_kernel, "*bf16", Q, AFTER=False),
     "scan": _source(chunk_scan_kernel, "*bf16", Q),
     "scan backward": _source(chunk_scan_backward_kernel, "*bf16", Q),
     "reads backward": _source(chunk_scan_groups_kernel, "*bf16", Q, READS=True, **GROUPS),
@@ -65,7 +73,7 @@ SOURCES = {
 
 SMALL = {"N": 16, "BLOCK_N": 16, "P": 32, "BLOCK_P": 32, "H": 8}
 OTHERS = {
-    "state backward": _source(chunk_state_kernel, "*fp32", 16, AFTER=False, **SMALL),
+    "state backward fp32": _source(chunk_state_kernel, "*fp32", 16, AFTER=False, **SMALL),
     "scan fp32": _source(chunk_scan_kernel, "*fp32", 16, **SMALL),
     "scan backward fp32": _source(chunk_scan_backward_kernel, "*fp32", 16, **SMALL),
     "reads backward fp32": _source(
@@ -76,14 +84,20 @@ OTHERS = {
 """Small tiles in float32, on one architecture."""
 
 
+def _compiled(name: str, architecture: int) -> Any:
+    return compiled(f"scan: {name}", {**SOURCES, **OTHERS}[name], architecture, FP_FUSION)
+
+
 def _ptx(name: str, architecture: int) -> str:
-    return compiled(f"scan: {name}", {**SOURCES, **OTHERS}[name], architecture, FP_FUSION).asm["ptx"]
+    return _compiled(name, architecture).asm["ptx"]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", SOURCES)
 def test_without_fusion_or_atomics_on_tensor_cores(name: str, architecture: int) -> None:
     ptx = _ptx(name, architecture)
+    assert _compiled(name, architecture).asm["cubin"][:4] == b"\x7fELF"
+    assert_fits(_compiled(name, architecture))
     assert f".target sm_{architecture}" in ptx
     assert fused(ptx) == atomics(ptx) == 0
     assert (TENSOR_CORES[architecture] in ptx) == ("PRECISION" in SOURCES[name].constants)
@@ -108,13 +122,13 @@ TILES = {
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["state", "scan", "scan backward"])
+@pytest.mark.parametrize("name", ["state", "state backward", "scan", "scan backward"])
 def test_every_stream_of_a_chunk_moves_16_bytes_at_a_time(name: str, architecture: int) -> None:
     """Only exponents and steps, a few numbers for each token, may move less."""
     found, source = accesses(_ptx(name, architecture)), SOURCES[name]
     tiles = sum(size for argument, size in TILES.items() if argument in source.types)
     assert found["ld.v4.b32"] >= tiles // (16 * 32 * WARPS)
-    assert found["st.v4.b32"] == (N * P * 4 if name == "state" else Q * P * 2) // (16 * 32 * WARPS)
+    assert found["st.v4.b32"] == (N * P * 4 if name.startswith("state") else Q * P * 2) // (16 * 32 * WARPS)
     assert set(found) <= {"ld.b32", "ld.v2.b32", "ld.v4.b32", "st.b32", "st.v4.b32"}
     assert found["st.b32"] == (2 if name == "scan backward" else 0)
 
