@@ -18,7 +18,8 @@ from tests.kernels.compiled.ahead import (
     fused,
 )
 from trainer_core.kernels.compiler import FP_FUSION
-from trainer_core.kernels.scan.triton import CUMSUM_HEADS, HEADS, PASS_BLOCK, ROWS, WARPS
+from trainer_core.kernels.scan.layout import HEADS
+from trainer_core.kernels.scan.triton import CUMSUM_HEADS, PASS_BLOCK, ROWS, WARPS
 from trainer_core.kernels.scan.triton_scan import (
     chunk_scan_backward_kernel,
     chunk_scan_groups_kernel,

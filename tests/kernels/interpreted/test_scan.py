@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainer_core.kernels.scan.layout import Inputs, Shape, has_kernels
 from trainer_core.kernels.scan.reference import scan_reference
-from trainer_core.kernels.scan.triton import backward_triton, forward_triton, heads_together
+from trainer_core.kernels.scan.triton import backward_triton, forward_triton
 from trainer_core.kernels.target import traced_for
 
 Q = 16
@@ -97,4 +97,5 @@ def test_what_there_are_kernels_for() -> None:
         assert not has_kernels(x._replace(dt=x.dt.double()), 16)
         assert not has_kernels(x, 8) and not has_kernels(x, 48)
         assert not has_kernels(x._replace(b=x.b.new_empty(1, 1, 1, 256)), 16)
-    assert heads_together(Shape(B=1, T=1, H=48, P=1, G=2, N=1, Q=16)) == 12
+    s = Shape(B=1, T=1, H=48, P=1, G=2, N=1, Q=16)
+    assert (s.heads_together, s.parts) == (12, 2)

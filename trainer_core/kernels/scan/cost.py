@@ -21,20 +21,19 @@ def shape(B: int, T: int, H: int, P: int, G: int, N: int, chunk: int) -> Shape:
     return Shape(B=B, T=T, H=H, P=P, G=G, N=N, Q=chunk)
 
 
-def kernel_costs(s: Shape, element_size: int, parts: int = 1) -> dict[str, Cost]:
+def kernel_costs(s: Shape, element_size: int) -> dict[str, Cost]:
     """Of each launch of a pass forward and a pass backward on a GPU, in order.
 
-    `element_size`: bytes of a value of u, b, r and y. `parts`: into how many a group's heads are divided
-    where their gradients of b and r are added. "cumsum" runs once in each pass.
+    `element_size`: bytes of a value of u, b, r and y. "cumsum" runs once in each pass.
     """
     n = s.chunks * s.B * s.H
     by_pair, by_state = 2 * n * s.Q**2, 2 * n * s.Q * s.N * s.P
     u, shared = s.B * s.T * s.H * s.P * element_size, s.B * s.T * s.G * s.N * element_size
     lines, V = n * s.Q * FLOAT, n * s.N * s.P * FLOAT
     step, chunk = s.B * s.T * s.H * FLOAT, n * FLOAT
-    partial = parts * s.B * s.T * s.G * s.N * FLOAT
+    partial = s.parts * s.B * s.T * s.G * s.N * FLOAT
     groups = Cost(
-        flops=by_state + by_pair * s.P + parts * by_pair * s.N * s.G // s.H,
+        flops=by_state + by_pair * s.P + s.parts * by_pair * s.N * s.G // s.H,
         bytes=2 * u + shared + 2 * lines + V + partial,
     )
     return {
@@ -53,9 +52,9 @@ def kernel_costs(s: Shape, element_size: int, parts: int = 1) -> dict[str, Cost]
     }
 
 
-def totals(s: Shape, element_size: int, parts: int = 1) -> tuple[Cost, Cost]:
+def totals(s: Shape, element_size: int) -> tuple[Cost, Cost]:
     """Of the whole pass forward and the whole pass backward on a GPU."""
-    costs, nothing = kernel_costs(s, element_size, parts), Cost(flops=0, bytes=0)
+    costs, nothing = kernel_costs(s, element_size), Cost(flops=0, bytes=0)
     forward = sum((cost for name, cost in costs.items() if name not in BACKWARD), nothing)
     return forward, sum((costs[name] for name in BACKWARD), costs["cumsum"])
 

@@ -23,6 +23,9 @@ CPU_CHUNK, LONG_CPU_CHUNK = 16, 32
 CHUNK, WIDE_CHUNK = 128, 64
 """Most tokens of a chunk elsewhere, and where u is wider than 16 bits; kernels take powers of two from 16."""
 
+HEADS = 16
+"""The most heads of a group that a kernel adds; the parts are added afterwards."""
+
 WIDEST = 128
 """Most channels of a head and compartments of a channel that the kernels take."""
 
@@ -54,7 +57,11 @@ def chunk_length(u: Tensor, b: Tensor, wanted: int | None) -> int:
     if target(u) == "cpu":
         suited = LONG_CPU_CHUNK if b.shape[-1] >= LONG_CPU_CHUNK else CPU_CHUNK
         return min(wanted or suited, T)
-    most = wanted or (CHUNK if u.element_size() == 2 else WIDE_CHUNK)
+    return kernel_chunk(T, wanted or (CHUNK if u.element_size() == 2 else WIDE_CHUNK))
+
+
+def kernel_chunk(T: int, most: int = CHUNK) -> int:
+    """Tokens of a chunk where kernels run, for rows of T tokens."""
     return max(16, 1 << (min(most, T) - 1).bit_length())
 
 
@@ -98,6 +105,16 @@ class Shape:
     def num_potentials(self) -> int:
         """Values of all potentials that stand before or after a chunk."""
         return self.B * (self.chunks + 1) * self.H * self.N * self.P
+
+    @property
+    def heads_together(self) -> int:
+        """Heads that a kernel adds: the most, up to HEADS, that divide the heads of a group."""
+        return max(n for n in range(1, HEADS + 1) if (self.H // self.G) % n == 0)
+
+    @property
+    def parts(self) -> int:
+        """Parts of the heads of a group, whose gradients of b and r are added afterwards."""
+        return self.H // (self.G * self.heads_together)
 
     def fill(self, x: Tensor) -> Tensor:
         """x [B, T, ...] as [B, chunks, Q, ...], with zeros in the tokens that a last chunk lacks."""

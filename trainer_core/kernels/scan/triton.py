@@ -29,8 +29,8 @@ from trainer_core.kernels.scan.triton_state import (
 PASS_BLOCK, CUMSUM_HEADS = 1024, 16
 """Potentials of a program of the pass over chunks; heads of a program that sums exponents."""
 
-ROWS, HEADS = 64, 16
-"""Tokens of a program that adds heads, and the most heads it adds; the parts are added afterwards."""
+ROWS = 64
+"""Tokens of a program that adds heads."""
 
 WARPS = 8
 """Of the programs that hold a chunk."""
@@ -49,11 +49,6 @@ def tiles(s: Shape, dtype: torch.dtype, narrow: Any) -> dict[str, Any]:
         "DT": narrow if dtype == torch.bfloat16 else tl.float32,
         "PRECISION": "tf32x3",
     }
-
-
-def heads_together(s: Shape) -> int:
-    """The most heads, up to HEADS, that divide the heads of a group."""
-    return max(n for n in range(1, HEADS + 1) if (s.H // s.G) % n == 0)
 
 
 def _exponents(s: Shape, dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,8 +137,8 @@ def backward_triton(
 
 def _by_group(s: Shape, tensors: tuple[Tensor, ...], constants: dict[str, Any], *, reads: bool) -> Tensor:
     """The gradient of r or b [B, T, G, N]: parts of a group's heads, then their sum."""
-    rows, heads = min(ROWS, s.Q), heads_together(s)
-    parts = tensors[3].new_empty(s.G, s.H // (s.G * heads), s.B, s.T, s.N)
+    rows, heads = min(ROWS, s.Q), s.heads_together
+    parts = tensors[3].new_empty(s.G, s.parts, s.B, s.T, s.N)
     grid = (s.chunks * (s.Q // rows), s.H // heads, s.B)
     chunk_scan_groups_kernel[grid](
         *tensors,

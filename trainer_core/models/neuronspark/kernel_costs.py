@@ -6,7 +6,7 @@ from trainer_core.kernels.cost import Cost
 from trainer_core.kernels.pool_read.cost import pool_read_cost
 from trainer_core.kernels.scan.cost import kernel_costs as scan_costs
 from trainer_core.kernels.scan.cost import shape
-from trainer_core.kernels.scan.layout import CHUNK
+from trainer_core.kernels.scan.layout import kernel_chunk
 from trainer_core.models.neuronspark.config import NeuronSparkConfig
 
 ELEMENT_BYTES = 2
@@ -26,7 +26,7 @@ def kernel_costs(c: NeuronSparkConfig, rows: int, T: int) -> dict[str, tuple[int
             c.dendritic_width // c.dendritic_heads,
             c.synapse_groups,
             c.compartments,
-            min(CHUNK, T),
+            kernel_chunk(T),
         ),
         ELEMENT_BYTES,
     )
