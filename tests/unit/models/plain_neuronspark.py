@@ -20,10 +20,20 @@ def _norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
 
 
-def _release(x: Tensor, theta: Tensor, *, two_sided: bool = False) -> Tensor:
-    above = (x.abs() if two_sided else x) - theta.abs()
+def _release(x: Tensor, theta: Tensor, c: NeuronSparkConfig, *, two_sided: bool = False) -> Tensor:
+    t = theta.abs()
+    if c.release == "binary":
+        on = (1 + t) * _step(x - t, t)
+        return on - (1 + t) * _step(-x - t, t) if two_sided else on
+    above = (x.abs() if two_sided else x) - t
     graded = torch.where(above > 0, above, torch.zeros_like(above))
     return graded * x.sign() if two_sided else graded
+
+
+def _step(above: Tensor, t: Tensor) -> Tensor:
+    """1 where `above` is positive, else 0; its gradient is that of a sigmoid of sharpness min(4, 4 / t)."""
+    soft = torch.sigmoid(torch.minimum(torch.full_like(t, 4.0), 4 / t).detach() * above)
+    return (above > 0).to(above.dtype) + soft - soft.detach()
 
 
 def _leaky(dt: Tensor, A: Tensor, taken: list[Tensor]) -> list[Tensor]:
@@ -57,7 +67,7 @@ def _dendritic(h: Tensor, p: Parameters, c: NeuronSparkConfig) -> Tensor:
     taken = [dt[t][:, None, None] * u[t][:, :, None] * b[t][:, None, :] for t in range(T)]
     V = _leaky(dt, -p["A_log"].exp(), taken)
     s = torch.stack([((V[t] * r[t][:, None]).sum(-1) + p["skip"][:, None] * u[t]).view(E) for t in range(T)])
-    o = _release(_norm(s, p["soma_norm.weight"], c.norm_eps), p["theta"]) * z * torch.sigmoid(z)
+    o = _release(_norm(s, p["soma_norm.weight"], c.norm_eps), p["theta"], c) * z * torch.sigmoid(z)
     return h + o @ p["out_proj.weight"].t()
 
 
@@ -99,7 +109,7 @@ def _memory(h: Tensor, ids: list[int], p: Parameters, values: Tensor, c: NeuronS
     H, K, d = c.heads, c.key_heads, c.head_dim
     x = _norm(h, p["norm.weight"], c.norm_eps)
     a = torch.cat((x, _trace(x, p, c)), -1)
-    g = _release(_norm(a @ p["gate_proj.weight"].t(), p["gate_norm"], c.norm_eps), p["gate_theta"])
+    g = _release(_norm(a @ p["gate_proj.weight"].t(), p["gate_norm"], c.norm_eps), p["gate_theta"], c)
     w = torch.sigmoid(g @ p["write_proj.weight"].t() + p["write_bias"])
     control = (a @ p["ctl_proj.weight"].t()).view(-1, 3, H)
     clock, added = torch.zeros(H, dtype=h.dtype), []
@@ -132,9 +142,9 @@ def _memory(h: Tensor, ids: list[int], p: Parameters, values: Tensor, c: NeuronS
 
 
 def _feed_forward(h: Tensor, p: Parameters, c: NeuronSparkConfig) -> Tensor:
-    i = _release(_norm(h, p["ffn_norm.weight"], c.norm_eps), p["in_theta"], two_sided=True)
-    gate = _release(i @ p["ffn_gate.weight"].t(), p["gate_theta_ffn"])
-    up = _release(i @ p["ffn_up.weight"].t(), p["up_theta"])
+    i = _release(_norm(h, p["ffn_norm.weight"], c.norm_eps), p["in_theta"], c, two_sided=True)
+    gate = _release(i @ p["ffn_gate.weight"].t(), p["gate_theta_ffn"], c)
+    up = _release(i @ p["ffn_up.weight"].t(), p["up_theta"], c)
     return h + (gate * up) @ p["ffn_down.weight"].t()
 
 
@@ -143,7 +153,7 @@ def _under(p: Parameters, prefix: str) -> Parameters:
 
 
 def plain_logits(ids: Tensor, parameters: Parameters, c: NeuronSparkConfig) -> Tensor:
-    """Scores [B, T, V] of ids [B, T] with a graded release."""
+    """Scores [B, T, V] of ids [B, T]."""
     rows = []
     for row in ids.tolist():
         h = parameters["embedding.weight"][row]

@@ -9,9 +9,10 @@ from tests.unit.models.small_neuronspark import VOCAB, disturbed, gradients, sma
 F64 = torch.float64
 
 
+@pytest.mark.parametrize("release", ["graded", "binary"])
 @pytest.mark.parametrize("shared", [False, True], ids=["own-tables", "shared-table"])
-def test_scores_and_gradients_are_those_of_the_equations(shared: bool) -> None:
-    model = disturbed(small(dtype=F64, pkm_shared=shared))
+def test_scores_and_gradients_are_those_of_the_equations(shared: bool, release: str) -> None:
+    model = disturbed(small(dtype=F64, pkm_shared=shared, release=release))
     ids = token_ids(9, vocab=6)  # few tokens, so that most occurred before
     params = dict(model.named_parameters())
     wanted = plain_logits(ids[:, :-1], params, model.config)

@@ -154,6 +154,36 @@ def test_initial_rates() -> None:
     assert F.softplus(memory.lam).tolist() == pytest.approx([3.0] * 4)
 
 
+CONSTANTS = {
+    **dict.fromkeys(("skip", "qk_scale"), 1.0),
+    **dict.fromkeys(("theta", "in_theta", "gate_theta_ffn", "up_theta"), 0.1),
+    **dict.fromkeys(("pi_bias", "gain_bias", "pkm_gate_bias"), 0.0),
+    **dict.fromkeys(("gate_theta", "eta"), 0.5),
+    "write_bias": 2.0,
+    "lam": math.log(math.exp(3) - 1),
+}
+"""First values that are the same for all heads or channels, by the last part of the name; of a gain 1."""
+
+
+def test_initial_constants() -> None:
+    rates, seen = {"dt_bias", "A_log", "tr_dt_bias", "tr_A_log", "clock_bias"}, set()
+    for name, param in small(dtype=torch.float64).named_parameters():
+        own = name.removesuffix(".weight").rpartition(".")[2]
+        if param.ndim == 1 and own not in rates:
+            wanted = 1.0 if own.endswith("norm") else CONSTANTS[own]
+            assert param.tolist() == pytest.approx([wanted] * len(param)), name
+            seen.add(own)
+    assert seen > CONSTANTS.keys()
+
+
+def test_initial_steps_are_even_in_their_logarithm() -> None:
+    steps = F.softplus(
+        small(dendritic_width=4_000, dendritic_heads=4_000).layers[0].dt_bias.detach().double()
+    )
+    shares = (steps.log10() + 3).div(2).sort().values
+    assert (shares - torch.linspace(0, 1, 4_000)).abs().max() < 0.03
+
+
 def test_initial_spread() -> None:
     model = build("nano-cpu", None, 2_000, 0)
     c = model.config
@@ -168,7 +198,7 @@ def test_initial_spread() -> None:
             assert param.std().item() == pytest.approx(1 / 4, rel=0.1)
         elif last == "pkm_values":
             assert param.std().item() == pytest.approx(1 / 8, rel=0.1)
-        elif param.ndim == 2 and param.shape[0] > 1:
+        elif param.ndim == 2:
             wanted = 0.9 / math.sqrt(param.shape[1])
             if name.endswith(("out_proj.weight", "o_proj.weight", "pkm_out.weight", "ffn_down.weight")):
                 wanted /= residual
