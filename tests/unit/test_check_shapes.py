@@ -80,7 +80,7 @@ def test_a_model_of_no_family_and_rows_beyond_its_positions_are_said_once(
     value["model"]["config"] = {"layers": 1}
     write_json(line.run_json, value)
     assert cli.run(["check", str(line.root)]) == 20
-    assert "model.width is missing" in capsys.readouterr().err
+    assert "run.json: model.config.width is missing" in capsys.readouterr().err
 
 
 def test_a_mode_that_the_family_lacks_is_said_once(

@@ -66,6 +66,23 @@ def test_what_a_family_cannot_recompute_is_refused_by_name(new, tmp_path):
     assert "lengths[0].ac: 'dendritic' is nothing that llama can recompute; expected none, full" in complaint
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.config.widht=64", "model.config.widht is not a setting of llama; did you mean width?"),
+        ("model.config.width=33", "model.config.width 33 must be a multiple of twice model.config.heads"),
+        ("model.config.layers=deep", "model.config.layers is 'deep'; expected a positive integer"),
+        ("model.family=gpt2", "model.config.rope_theta is not a setting of gpt2"),
+        ("model.vocab_size=2", "model.vocab_size: 2 entries cannot hold the data line's largest token id"),
+    ],
+)
+def test_a_model_that_cannot_be_made_takes_no_data_line(new, data, tmp_path, setting, said):
+    """A start said so only after the first cycle was planned, which keeps every other line away."""
+    code, _, complaint = new("--set", setting)
+    assert code == 20 and said in complaint
+    assert not (tmp_path / "line").exists() and not (data / "consumer.json").exists()
+
+
 @pytest.mark.parametrize("number", ["512", "0.512e3", " 512 "])
 def test_a_number_stays_a_number(new, tmp_path, number):
     assert new("--tokens-per-update", number)[0] == 0

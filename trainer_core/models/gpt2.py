@@ -74,7 +74,8 @@ class GPT2Config:
         problems = config_problems(cls, config, family="gpt2", choices=choices, shares=("dropout",))
         if not problems and config["width"] % config["heads"]:
             problems.append(
-                f"model.width {config['width']} must be a multiple of model.heads {config['heads']}"
+                f"model.config.width {config['width']} must be a multiple of model.config.heads, "
+                f"{config['heads']}"
             )
         if problems:
             raise Refused(problems)

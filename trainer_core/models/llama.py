@@ -64,7 +64,8 @@ class LlamaConfig:
         problems = config_problems(cls, config, family="llama", choices={"attention": tuple(ATTENTION)})
         if not problems and config["width"] % (2 * config["heads"]):
             problems.append(
-                f"model.width {config['width']} must be a multiple of twice model.heads {config['heads']}"
+                f"model.config.width {config['width']} must be a multiple of twice model.config.heads, "
+                f"{config['heads']}"
             )
         if problems:
             raise Refused(sorted(problems))

@@ -75,7 +75,10 @@ def _resolve(name: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, An
     try:
         preset = find_preset(name)
     except Refused as refused:
-        more = f"; families: {', '.join(sorted(FAMILIES))}"
+        more = (
+            f"; families: {', '.join(sorted(FAMILIES))}. One of another package is known where the package "
+            "is installed, or its folder is named by `neuronspark` in the host settings"
+        )
         raise Refused([refused.problems[0] + more, *refused.problems[1:]]) from None
     return preset.family, {**preset.config, **config}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -21,20 +22,29 @@ def config_problems(
     Integers and floats are positive, `shares` are 0 or more and below 1, strings are among their `choices`.
     """
     known = {field.name: field for field in fields(cls)}
-    found = [f"model.{key} is not a setting of {family}" for key in config.keys() - known.keys()]
+    found = [
+        f"model.config.{key} is not a setting of {family}{_meant(key, known)}"
+        for key in config.keys() - known.keys()
+    ]
     for key, field in known.items():
         value = config.get(key)
         if value is None:
             if field.default is MISSING:
-                found.append(f"model.{key} is missing")
+                found.append(f"model.config.{key} is missing")
             elif key in config:
-                found.append(f"model.{key} is null; leave it out for {field.default!r}")
+                found.append(f"model.config.{key} is null; leave it out for {field.default!r}")
         elif choices and key in choices:
             if value not in choices[key]:
-                found.append(f"model.{key} is {value!r}; expected {' or '.join(choices[key])}")
+                found.append(f"model.config.{key} is {value!r}; expected {' or '.join(choices[key])}")
         elif wanted := _unlike(value, field, share=key in shares):
-            found.append(f"model.{key} is {value!r}; expected {wanted}")
+            found.append(f"model.config.{key} is {value!r}; expected {wanted}")
     return sorted(found)
+
+
+def _meant(key: str, known: Collection[str]) -> str:
+    """The setting that a key is most like."""
+    near = get_close_matches(key, known, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _unlike(value: Any, field: Field[Any], *, share: bool) -> str | None:

@@ -50,7 +50,7 @@ def check_shapes(line: Path) -> list[str]:
     config = load_run(paths)
     if unreadable_shapes(config):
         return []  # `check_line` says so
-    if problems := unknown_to_package(config):
+    if problems := model_problems(config):
         raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
     if problems := _losses_that_are_none(config):
         raise Refused([f"{paths.run_json}: {problem}" for problem in problems])
@@ -128,14 +128,33 @@ def unreadable_shapes(config: RunConfig) -> list[str]:
     ]
 
 
-def unknown_to_package(config: RunConfig) -> list[str]:
-    """Shapes that the model of another package cannot take: it is imported, and torch with it, to say so."""
-    if config.model.family in FAMILIES:
-        return []
-    from trainer_core.models.registry import recomputation
+def model_problems(config: RunConfig) -> list[str]:
+    """What keeps the model of run.json from being made: it is built without memory, by torch.
+
+    Of another package's model also which shapes it cannot take; of ours `unreadable_shapes` says it.
+    """
+    import torch
+
+    from trainer_core.models.registry import build
 
     model = config.model
-    return not_recomputable(config, recomputation(model.family, model.config, model.vocab_size))
+    try:
+        with torch.device("meta"):
+            built = build(model.family, model.config, model.vocab_size, config.seed)
+    except Refused as refused:
+        return list(refused.problems)
+    return [] if model.family in FAMILIES else not_recomputable(config, built.recomputation)
+
+
+def vocabulary_problems(data: DataPaths, config: RunConfig) -> list[str]:
+    """Whether the model has an entry for every token of the data line."""
+    largest, entries = int(read_json(data.data)["tokenizer"]["largest_id"]), config.model.vocab_size
+    if largest < entries:
+        return []
+    return [
+        f"model.vocab_size: {entries} entries cannot hold the data line's largest token id {largest}; "
+        f"expected at least {largest + 1}"
+    ]
 
 
 def _losses_that_are_none(config: RunConfig) -> list[str]:
@@ -156,13 +175,7 @@ def fit_problems(data: DataPaths, config: RunConfig) -> list[str]:
 
 def _data_problems(paths: LinePaths, data: DataPaths, config: RunConfig) -> list[str]:
     """Whether this data line feeds this training line."""
-    problems = []
-    largest = int(read_json(data.data)["tokenizer"]["largest_id"])
-    if largest >= config.model.vocab_size:
-        problems.append(
-            f"{paths.run_json}: model.vocab_size: {config.model.vocab_size} entries cannot hold the data "
-            f"line's largest token id {largest}"
-        )
+    problems = [f"{paths.run_json}: {problem}" for problem in vocabulary_problems(data, config)]
     try:
         consumer = read_consumer(data.root)
     except Refused as refused:

@@ -17,7 +17,7 @@ from trainer_core.line.files import parse_json, read_json
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.models.preset import Preset
 from trainer_core.models.presets import find_preset
-from trainer_core.ops.check import fit_problems, unknown_to_package
+from trainer_core.ops.check import fit_problems, model_problems, vocabulary_problems
 
 
 def new_line(
@@ -130,7 +130,12 @@ def _register(paths: LinePaths, source: DataPaths, config: RunConfig) -> None:
 
     A record whose line never came to be gives way to the next, so a refusal in between does no harm.
     """
-    if problems := [*fit_problems(source, config), *unknown_to_package(config)]:
+    problems = [
+        *vocabulary_problems(source, config),
+        *fit_problems(source, config),
+        *model_problems(config),
+    ]
+    if problems:
         raise Refused(problems)
     register_consumer(source.root, line=str(paths.root.resolve()), **config.consumer_schedules())
     for shape in config.lengths:

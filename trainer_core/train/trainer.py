@@ -90,7 +90,10 @@ def _engine(config: RunConfig, paths: LinePaths) -> tuple[FlatState, Step]:
     """The model's parameters in flat buffers, and the step over them."""
     device = line_device()
     refuse_untuned(described(device), config, paths)
-    model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
+    try:
+        model = build(config.model.family, config.model.config, config.model.vocab_size, config.seed)
+    except Refused as refused:
+        raise Refused([f"{paths.run_json}: {problem}" for problem in refused.problems]) from None
     problems = [
         *too_long(config, model.config.rope_max_seq_len),
         *not_recomputable(config, model.recomputation),

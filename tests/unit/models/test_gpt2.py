@@ -237,6 +237,6 @@ def test_every_mistake_is_reported_at_once() -> None:
     text = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 6
     for key in ("heads", "width", "dropout", "attention", "ffn", "norm_eps"):
-        assert f"model.{key}" in text
-    with pytest.raises(Refused, match=r"multiple of model\.heads 3"):
+        assert f"model.config.{key}" in text
+    with pytest.raises(Refused, match=r"multiple of model\.config\.heads, 3"):
         build("gpt2", CONFIG | {"heads": 3}, VOCAB, 0)

@@ -182,5 +182,5 @@ def test_reference_attention_equals_the_fast_one(T: int) -> None:
     ids = _ids(T)
     for a, b in zip(_gradients(fast, ids, "none"), _gradients(plain, ids, "full"), strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
-    with pytest.raises(Refused, match=r"model\.attention is 'flash'; expected fast or reference"):
+    with pytest.raises(Refused, match=r"model\.config\.attention is 'flash'; expected fast or reference"):
         _model(attention="flash")

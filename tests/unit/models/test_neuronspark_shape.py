@@ -251,13 +251,13 @@ def test_a_bad_configuration_is_refused_with_all_its_problems() -> None:
     with pytest.raises(Refused) as refused:
         build("neuronspark", bad, VOCAB, 0)
     assert list(refused.value.problems) == [
-        "model.depth is not a setting of neuronspark",
-        "model.ffn is 2.5; expected a positive integer",
-        "model.gate_width is missing",
-        "model.heads is True; expected a positive integer",
-        "model.pkm_shared is 1; expected true or false",
-        "model.release is 'loud'; expected graded or binary",
-        "model.width is 0; expected a positive integer",
+        "model.config.depth is not a setting of neuronspark",
+        "model.config.ffn is 2.5; expected a positive integer",
+        "model.config.gate_width is missing",
+        "model.config.heads is True; expected a positive integer",
+        "model.config.pkm_shared is 1; expected true or false",
+        "model.config.release is 'loud'; expected graded or binary",
+        "model.config.width is 0; expected a positive integer",
     ]
 
 
@@ -273,12 +273,12 @@ def test_sizes_that_do_not_fit_together_are_refused_at_once() -> None:
     with pytest.raises(Refused) as refused:
         small(**bad)
     assert list(refused.value.problems) == [
-        "model.dendritic_heads 3 must be a multiple of model.synapse_groups, 2",
-        "model.dendritic_width 25 must be a multiple of model.dendritic_heads, 3",
-        "model.heads 4 must be a multiple of model.key_heads, 3",
-        "model.pkm_key_dim 5 must be a multiple of two",
-        "model.pkm_top 6 is more than model.pkm_keys 5",
-        "model.width 20 must be a multiple of twice model.heads, 8",
+        "model.config.dendritic_heads 3 must be a multiple of model.config.synapse_groups, 2",
+        "model.config.dendritic_width 25 must be a multiple of model.config.dendritic_heads, 3",
+        "model.config.heads 4 must be a multiple of model.config.key_heads, 3",
+        "model.config.pkm_key_dim 5 must be a multiple of two",
+        "model.config.pkm_top 6 is more than model.config.pkm_keys 5",
+        "model.config.width 20 must be a multiple of twice model.config.heads, 8",
     ]
 
 

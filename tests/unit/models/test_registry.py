@@ -34,7 +34,7 @@ def test_every_mistake_is_reported_at_once() -> None:
     text = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 6
     for key in ("layers", "width", "ffn", "depth", "norm_eps", "heads"):
-        assert f"model.{key}" in text
+        assert f"model.config.{key}" in text
 
 
 def test_heads_must_divide_the_width_evenly() -> None:

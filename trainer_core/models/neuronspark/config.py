@@ -115,17 +115,18 @@ class NeuronSparkConfig:
 def _misfits(c: NeuronSparkConfig) -> list[str]:
     """What does not fit together."""
     multiples = (
-        ("width", 2 * c.heads, "twice model.heads"),
-        ("dendritic_width", c.dendritic_heads, "model.dendritic_heads"),
-        ("dendritic_heads", c.synapse_groups, "model.synapse_groups"),
-        ("heads", c.key_heads, "model.key_heads"),
+        ("width", 2 * c.heads, "twice model.config.heads"),
+        ("dendritic_width", c.dendritic_heads, "model.config.dendritic_heads"),
+        ("dendritic_heads", c.synapse_groups, "model.config.synapse_groups"),
+        ("heads", c.key_heads, "model.config.key_heads"),
         ("pkm_key_dim", 2, "two"),
     )
     found = [
-        f"model.{key} {getattr(c, key)} must be a multiple of {what}{'' if what == 'two' else f', {of}'}"
+        f"model.config.{key} {getattr(c, key)} must be a multiple of "
+        + (what if what == "two" else f"{what}, {of}")
         for key, of, what in multiples
         if getattr(c, key) % of
     ]
     if c.pkm_top > c.pkm_keys:
-        found.append(f"model.pkm_top {c.pkm_top} is more than model.pkm_keys {c.pkm_keys}")
+        found.append(f"model.config.pkm_top {c.pkm_top} is more than model.config.pkm_keys {c.pkm_keys}")
     return sorted(found)
