@@ -25,7 +25,7 @@ from deployments.api import Api
 from deployments.follow import Submitted, running_server, wait_final
 from deployments.home import Home, read_record
 from deployments.prefect_profile import NAME as PROFILE
-from trainer_core.errors import NstrainError
+from trainer_core.errors import NstrainError, Refused
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.ledger import live_rows
 from trainer_core.line.paths import DataPaths, LinePaths
@@ -90,6 +90,18 @@ def nstrain(*arguments: str | Path) -> None:
     code = subprocess.run([str(BIN / "nstrain"), *words]).returncode
     if code != 0:
         raise StepFailed(code)
+
+
+def refuse_other_model(work: Work) -> None:
+    """A line keeps its model: one that is there with another would be continued, or shown, instead."""
+    if not LinePaths(work.line).run_json.exists():
+        return
+    found = read_json(LinePaths(work.line).run_json)["model"]["name"]
+    if found != work.model:
+        raise Refused(
+            f"{work.line}: trains {found}, not {work.model}, and its data line feeds no other line; "
+            f"to train {work.model} remove both: {shlex.join(['rm', '-r', str(work.line), str(work.data)])}"
+        )
 
 
 def prepare(work: Work) -> None:
@@ -188,6 +200,7 @@ def down_command() -> str:
 def quickstart(work: Work) -> None:
     """All steps, in order."""
     started = time.monotonic()
+    refuse_other_model(work)
     work.root.mkdir(parents=True, exist_ok=True)
     if not work.host.exists():
         write_json(work.host, {"format": "host/1", "work_root": str(work.root)})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from trainer_core.errors import Refused
 from trainer_core.models.families import FAMILIES
 from trainer_core.models.presets import PRESETS
 
@@ -58,6 +60,19 @@ def test_down_names_the_environment_that_make_was_given(
     assert quickstart.down_command() == "make down"
     monkeypatch.setattr("sys.prefix", "/an env")
     assert quickstart.down_command() == "make down VENV='/an env'"
+
+
+def test_another_model_than_the_line_has_is_refused(quickstart: ModuleType, tmp_path: Path) -> None:
+    """It showed the losses of the line that was there, or trained that one to its end."""
+    work = quickstart.Work(root=tmp_path, model="llama-cpu")
+    quickstart.refuse_other_model(work)
+    work.line.mkdir()
+    (work.line / "run.json").write_text(json.dumps({"model": {"name": "nano-cpu"}}))
+    with pytest.raises(Refused, match="trains nano-cpu, not llama-cpu") as refused:
+        quickstart.quickstart(work)
+    assert f"rm -r {work.line} {work.data}" in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["trunk"]
+    quickstart.refuse_other_model(quickstart.Work(root=tmp_path, model="nano-cpu"))
 
 
 def test_its_models_are_small_ones_of_every_family(quickstart: ModuleType) -> None:

@@ -22,6 +22,9 @@ from trainer_core.line.files import publish, read_json, write_bytes, write_json
 FORMAT = "sample/1"
 VOCAB_SIZE = 4096
 HELDOUT = 0.05
+"""Share of a source's documents held out, where it has many."""
+HELDOUT_DOCUMENTS = 12
+"""Documents to expect among the held-out ones of a small source: with none no training line can be made."""
 SEED = 1
 SMALLEST_MB = 1
 _TOKENIZER_BYTES = 10_000_000
@@ -50,7 +53,7 @@ def build_sample(
         progress(f"training a tokenizer of {VOCAB_SIZE:,} entries")
         (part / "tokenizer").mkdir()
         write_bytes(part / "tokenizer" / "tokenizer.json", train_bpe(_training_texts(corpus), VOCAB_SIZE))
-        write_json(part / "recipe.json", _recipe())
+        write_json(part / "recipe.json", _recipe(corpus))
         write_json(part / "sample.json", _facts(corpus, max_mb))
         os.sync()
         publish(part, out)
@@ -88,7 +91,12 @@ def _training_texts(corpus: Corpus) -> list[str]:
     return texts[:: max(1, -(-total // _TOKENIZER_BYTES))]
 
 
-def _recipe() -> dict[str, Any]:
+def _heldout(documents: int) -> float:
+    """Share of a source to hold out: the usual one, or more of a source of few documents, a half at most."""
+    return max(HELDOUT, min(0.5, round(HELDOUT_DOCUMENTS / max(1, documents), 3)))
+
+
+def _recipe(corpus: Corpus) -> dict[str, Any]:
     return {
         "format": "recipe/1",
         "sources": {
@@ -97,7 +105,7 @@ def _recipe() -> dict[str, Any]:
                 "glob": "**/*",
                 "stratum": plan.stratum_rule,
                 "text": "auto",
-                "heldout": HELDOUT,
+                "heldout": _heldout(sum(map(len, corpus[plan.name].values()))),
             }
             for plan in CATALOG
         },
