@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from trainer_core.errors import Refused
 from trainer_core.host import load_host, resolve
+from trainer_core.line.no_line import no_line
 from trainer_core.line.paths import LinePaths
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -32,7 +33,7 @@ def _line(run: Path) -> LinePaths:
     """The files of a line. Raises Refused when the directory is none."""
     paths = LinePaths(resolve(run))
     if not paths.run_json.exists():
-        raise Refused(f"{paths.root}: not a training line (no run.json); `nstrain new` makes one")
+        raise Refused(no_line(paths.root))
     return paths
 
 

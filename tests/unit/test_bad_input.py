@@ -75,6 +75,18 @@ def test_a_tokenizer_without_the_eos_id(command, corpus, tmp_path):
     assert not (tmp_path / "work" / "data.json").exists()
 
 
+def test_a_tokenizer_that_is_none_is_named_once(command, corpus, tmp_path):
+    (tmp_path / "text.json").write_text("no tokenizer")
+    for name, expected in (
+        ("none.json", "this tokenizer.json does not exist"),
+        ("", "is a folder; name the tokenizer.json in it"),
+        ("text.json", "not a tokenizer.json that this"),
+    ):
+        code, said = init(command, corpus, tmp_path / "work", tokenizer=tmp_path / name)
+        assert code == 20 and expected in said
+        assert said.count(str(tmp_path / name)) == 1, said
+
+
 def test_an_empty_stratum(command, corpus, tmp_path):
     empty = tmp_path / "texts"
     for name, text in (("full", "words " * 400), ("hollow", "")):

@@ -15,6 +15,7 @@ from trainer_core.errors import Refused
 from trainer_core.line.events import new_ulid
 from trainer_core.line.files import write_json
 from trainer_core.line.lock import held
+from trainer_core.line.no_line import no_line
 from trainer_core.line.paths import LinePaths
 
 
@@ -59,7 +60,7 @@ def request_stop(
     if problems:
         raise Refused(problems)
     if not paths.run_json.exists():
-        raise Refused(f"{paths.root}: not a training line (no run.json); `nstrain new` makes one")
+        raise Refused(no_line(paths.root))
     want(paths, "stopped", by)
     if not held(paths.lock):
         return None

@@ -167,7 +167,7 @@ def test_more_than_the_model_reads_is_refused(lines: dict[str, Line]) -> None:
 
 def test_folders_that_are_none(line: Line, tmp_path: Path) -> None:
     request = Request(prompt="")
-    with pytest.raises(Refused, match="not a training line"):
+    with pytest.raises(Refused, match=r"no run\.json\) and not an exported folder"):
         generate_texts(tmp_path, request)
     out = export_line(line[0].root, tmp_path / "out").out
     with pytest.raises(Refused, match="exported folder is one checkpoint"):

@@ -191,7 +191,11 @@ def _inputs(
         problems += error.problems
     try:
         facts = tokenizer_facts(tokenizer)
-        Encoder(tokenizer.read_bytes(), eos_id=eos_id)
+    except Refused as error:
+        problems += error.problems
+    try:
+        if facts is not None:
+            Encoder(tokenizer.read_bytes(), eos_id=eos_id)
     except Refused as error:
         problems += [f"{tokenizer}: {problem}" for problem in error.problems]
     try:

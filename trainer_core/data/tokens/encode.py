@@ -284,7 +284,9 @@ def _no_eos(eos_id: int, added: dict[str, int]) -> str:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+    except IsADirectoryError:
+        raise Refused(f"{path}: is a folder; name the tokenizer.json in it") from None
+    except (FileNotFoundError, NotADirectoryError):
         raise Refused(f"{path}: this tokenizer.json does not exist") from None
 
 
