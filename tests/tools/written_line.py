@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,11 +16,13 @@ from trainer_core.models.registry import build
 from trainer_core.train.checkpoint import write_checkpoint
 
 
-def written_line(root: Path, model: str, *updates: int, ema: bool = False) -> tuple[LinePaths, Model]:
+def written_line(
+    root: Path, model: str, *updates: int, ema: bool = False, settings: Sequence[str] = ()
+) -> tuple[LinePaths, Model]:
     """A line of this model with a checkpoint at each update, and the model as the last one has it."""
     root.mkdir(parents=True, exist_ok=True)
     average = ('ema={"horizon_tokens":960,"from_tokens":0}',) if ema else ()
-    paths = make_real_line(root, size=Size(model=model), settings=average)
+    paths = make_real_line(root, size=Size(model=model), settings=(*average, *settings))
     run = load_run(paths)
     trained = build(run.model.family, run.model.config, run.model.vocab_size, 0)
     state = flat_state(trained, ema=ema)

@@ -19,7 +19,19 @@ from trainer_core.data.tokens.encode import Encoder
 from trainer_core.models.base import Model
 from trainer_core.ops.export import export_line
 
-MODELS = {"llama": "llama-nano-cpu", "gpt2": "gpt2-cpu", "neuronspark": "nano-cpu"}
+MODELS = {
+    "llama": ("llama-nano-cpu",),
+    "gpt2": ("gpt2-cpu",),
+    "neuronspark": ("nano-cpu",),
+    "neuronspark otherwise": (
+        "nano-cpu",
+        'model.config.release="binary"',
+        "model.config.pkm_shared=true",
+        "model.config.synapse_groups=2",
+        "model.config.interval=3",
+    ),
+}
+"""Preset and settings by family; a NeuronSpark with the other choice of each kind, too."""
 TEXT = "Größe, 2 < 3 \n\tend"
 
 SCRIPT = """
@@ -102,8 +114,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Model, d
     """By family our model, what a process with transformers alone says of it, and the data line."""
     root = tmp_path_factory.mktemp("hf")
     models = {}
-    for family, preset in MODELS.items():
-        paths, model = written_line(root / family, preset, 1)
+    for family, (preset, *settings) in MODELS.items():
+        paths, model = written_line(root / family, preset, 1, settings=settings)
         export_line(paths.root, root / f"{family}-out")
         models[family] = model
     given = {"ids": IDS, "text": TEXT, "folders": [str(root / f"{family}-out") for family in MODELS]}
@@ -128,7 +140,7 @@ def test_scores_are_ours(family: str, loaded: Loaded) -> None:
     with torch.no_grad():
         ours = model.logits(torch.tensor(IDS))
     assert found["wrong"] == {}
-    if family == "neuronspark":
+    if family.startswith("neuronspark"):
         assert torch.equal(found["scores"], ours)
     else:
         torch.testing.assert_close(found["scores"], ours, atol=1e-5, rtol=0)
@@ -198,4 +210,5 @@ def test_the_classes_are_those_of_transformers_where_it_has_them(loaded: Loaded)
         "llama": "LlamaForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "neuronspark": "NeuronSparkForCausalLM",
+        "neuronspark otherwise": "NeuronSparkForCausalLM",
     }
