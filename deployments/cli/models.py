@@ -8,7 +8,7 @@ from deployments.cli.printing import Flag, print_json, say
 from trainer_core.errors import Refused
 from trainer_core.host import load_host
 
-_TABLE = "{:16} {:12} {:>9} {:>15} {:>12} {:>9} {:>13}"
+_TABLE = "{:16} {:12} {:>9} {:>15} {:>12} {:>9} {:>8} {:>13}"
 
 
 def models(*, json: Flag = False) -> int:
@@ -30,14 +30,15 @@ def models(*, json: Flag = False) -> int:
 
 
 def models_text(rows: list[dict[str, Any]]) -> str:
-    """The table, and what its bytes are."""
-    head = _TABLE.format("preset", "family", "vocab", "parameters", "state", "row", "FLOPs/token")
+    """The table, and what its rates and bytes are."""
+    head = _TABLE.format("preset", "family", "vocab", "parameters", "state", "row", "peak lr", "FLOPs/token")
     more = rows[0]["more_bytes_per_parameter"]
+    rates = "peak lr: the rate that a preset was made for, to begin with in `nstrain new --peak-lr`"
     legend = (
         f"state: {rows[0]['bytes_per_parameter']} bytes a parameter in training (itself, its gradient and "
         f"two moments, in float32); {more['ema']} more with a moving average, {more['bf16']} more in bf16"
     )
-    return "\n".join([head, *(line for row in rows for line in _lines(row)), "", legend])
+    return "\n".join([head, *(line for row in rows for line in _lines(row)), "", rates, legend])
 
 
 def _lines(row: dict[str, Any]) -> list[str]:
@@ -51,6 +52,7 @@ def _lines(row: dict[str, Any]) -> list[str]:
         f"{row['parameters']:,}",
         f"{state / 1e9:.2f} GB" if state >= 1e8 else f"{state / 1e6:.1f} MB",
         f"{row['row_length']:,}",
+        f"{row['peak_lr']:g}",
         f"{flops:.3e}",
     )
     groups = ", ".join(f"{name} {count:,}" for name, count in row["groups"].items())

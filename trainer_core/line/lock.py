@@ -99,9 +99,9 @@ class FileLock:
 
 
 def held(path: Path) -> bool:
-    """Whether somebody holds the lock; leaves no trace of its own."""
+    """Whether somebody holds the lock; leaves no trace of its own, and needs no right to write."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -56,6 +56,7 @@ def _row(preset: Preset, *, external: bool) -> dict[str, Any]:
         "bytes_per_parameter": STATE_BYTES,
         "more_bytes_per_parameter": MORE_BYTES,
         "row_length": length,
+        "peak_lr": float(preset.training["peak_lr"]),
         "flops_per_token": {str(length): model.flops_per_token(length)},
         "recomputation": list(model.recomputation),
     }

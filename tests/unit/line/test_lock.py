@@ -42,6 +42,20 @@ def test_a_second_holder_is_refused_by_name(other):
     assert held(path)
 
 
+def test_whoever_may_only_read_is_told_whether_it_is_held(other, monkeypatch):
+    """Another user's `nstrain status` was refused."""
+    path, _ = other
+
+    def read_only(name, flags, *rest):
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(13, "Permission denied", str(name))
+        return opened(name, flags, *rest)
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", read_only)
+    assert held(path)
+
+
 def test_the_kernel_frees_the_lock_of_a_killed_process(other):
     path, process = other
     process.send_signal(signal.SIGKILL)

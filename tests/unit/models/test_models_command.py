@@ -29,6 +29,7 @@ def test_every_preset_has_a_row_that_adds_up(rows):
         assert row["family"] == PRESETS[name].family and not row["external"]
         assert tuple(row["recomputation"]) == FAMILIES[row["family"]].recomputation
         assert row["row_length"] == PRESETS[name].training["row_length"]
+        assert row["peak_lr"] == PRESETS[name].training["peak_lr"]
         assert row["flops_per_token"].keys() == {str(row["row_length"])}
         assert row["flops_per_token"][str(row["row_length"])] > 3 * row["parameters"]
     assert json.loads(json.dumps(rows)) == rows
@@ -43,7 +44,7 @@ def test_bytes_of_a_parameter(rows):
 
 def test_the_table(rows):
     text = models_text(list(rows.values()))
-    assert re.search(r"gpt2-70m +gpt2 +50,257 +64,085,504 +1\.03 GB +1,024 +4\.186e\+08\n", text)
+    assert re.search(r"gpt2-70m +gpt2 +50,257 +64,085,504 +1\.03 GB +1,024 +0\.0001 +4\.186e\+08\n", text)
     assert "    embed 26,255,872, proj 37,748,736, norm 25,600, bias 55,296\n    ac none, full\n" in text
     assert text.splitlines()[-1].startswith("state: 16 bytes a parameter in training")
 
