@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.tools.without_nstrain import without_nstrain
 from tests.tools.written_line import written_line
 from trainer_core.data.sources import load_data_line
 from trainer_core.data.tokens.encode import Encoder
@@ -35,18 +31,8 @@ MODELS = {
 TEXT = "Größe, 2 < 3 \n\tend"
 
 SCRIPT = """
-import json, sys
-sys.path.append(sys.argv[1])  # what pip installed, without what it would run at a start
-try:
-    import trainer_core
-except ImportError:
-    pass
-else:
-    raise SystemExit("trainer_core is importable")
 import torch
-torch.set_num_threads(1)
 from transformers import AutoModelForCausalLM, AutoTokenizer
-given = json.loads(sys.argv[2])
 ids = torch.tensor(given["ids"])
 for folder in given["folders"]:
     trusted = {"trust_remote_code": True}
@@ -119,12 +105,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Model, d
         export_line(paths.root, root / f"{family}-out")
         models[family] = model
     given = {"ids": IDS, "text": TEXT, "folders": [str(root / f"{family}-out") for family in MODELS]}
-    home = {"HOME": str(root), "HF_HOME": str(root / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-I", "-S", "-c", SCRIPT, sysconfig.get_path("purelib"), json.dumps(given)]
-    done = subprocess.run(
-        command, cwd=root, env={"PATH": os.environ["PATH"], **home}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    without_nstrain(SCRIPT, given, root)
     return {
         family: (model, torch.load(root / f"{family}-out.pt"), root / family / "data")
         for family, model in models.items()

@@ -47,11 +47,11 @@ def initialize(model: nn.Module, c: NeuronSparkConfig, seed: int) -> None:
     """Fills every parameter; on the meta device there is nothing to fill."""
     for name, param in model.named_parameters():
         if not param.is_meta:
-            _fill(param, name, c, seed)
+            fill(param, name, c, seed)
 
 
-def _fill(param: nn.Parameter, name: str, c: NeuronSparkConfig, seed: int) -> None:
-    """One parameter."""
+def fill(param: nn.Parameter, name: str, c: NeuronSparkConfig, seed: int) -> None:
+    """One parameter; without gradients."""
     owner, _, last = name.rpartition(".")
     if last in CONSTANTS:
         param.fill_(CONSTANTS[last])
