@@ -24,12 +24,12 @@ STATE_BYTES = {"fp32": 16, "bf16": 22}
 """Of an element: P, G, M, V; with the average and the shadow."""
 
 
-def _cases() -> list[tuple[str, str, str]]:
-    """Every preset with every mode of its family in bf16, and without recomputation in fp32."""
+def _cases() -> list[tuple[str, str, str, str]]:
+    """Every preset with every mode of its family in bf16, on both devices; on a CPU the first one in fp32."""
     modes = {name: FAMILIES[preset.family].recomputation for name, preset in PRESETS.items()}
     return [
-        *((name, ac, "bf16") for name in PRESETS for ac in modes[name]),
-        *((name, modes[name][0], "fp32") for name in PRESETS),
+        *((name, ac, "bf16", device) for name in PRESETS for ac in modes[name] for device in ("cpu", "cuda")),
+        *((name, modes[name][0], "fp32", "cpu") for name in PRESETS),
     ]
 
 
@@ -38,8 +38,8 @@ def _few_blocks(config: Mapping[str, Any]) -> dict[str, int]:
     return {"layers": 2, "interval": 2} if "interval" in config else {"layers": 2}
 
 
-@pytest.mark.parametrize(("name", "ac", "precision"), _cases())
-def test_every_preset_can_be_captured(name: str, ac: str, precision: str) -> None:
+@pytest.mark.parametrize(("name", "ac", "precision", "device"), _cases())
+def test_every_preset_can_be_captured(name: str, ac: str, precision: str, device: str) -> None:
     preset = PRESETS[name]
     with torch.device("meta"):
         model = build(name, _few_blocks(preset.config), preset.vocab_size, 0)
@@ -49,6 +49,7 @@ def test_every_preset_can_be_captured(name: str, ac: str, precision: str) -> Non
         lambda ids, targets: model.loss(ids, targets, ac),
         micro=[shape],
         evaluations=[shape],
+        device=device,
         **PRECISIONS[precision],
     )
     assert report.problems == ()
@@ -58,6 +59,21 @@ def test_every_preset_can_be_captured(name: str, ac: str, precision: str) -> Non
     assert report.state_bytes == STATE_BYTES[precision] * layout.total
     assert report.peak_bytes > report.state_bytes
     assert report.num_ops == sum(part.num_ops for part in report.parts) > 400
+
+
+@pytest.mark.parametrize("ac", ["none", "full"])
+def test_dropout_is_in_the_trace_and_is_no_problem(ac: str) -> None:
+    """Of the embeddings; of each block its two parts and its weights of attention, backwards those twice."""
+    with torch.device("meta"):
+        model = build("gpt2-70m", {"layers": 2}, 50_257, 0)
+        model.dropout_counter = torch.zeros(3, dtype=torch.int64)
+        ids = torch.zeros(2, 97, dtype=torch.int64)
+    guard = CaptureGuard("micro", [ids, model.dropout_counter])
+    with guard:
+        model.loss(ids[:, :-1], ids[:, 1:], ac)[0].backward()
+    assert not guard.problems
+    forward, backward, again = 1 + 2 * 3, 1 + 2 * 4, 2 * 3 * (ac == "full")
+    assert sum(b"nstrain.dropout" in call for call in guard.calls) == forward + backward + again
 
 
 @pytest.mark.parametrize(("name", "config"), [("llama-1p3b", {}), ("ns-2b", {"layers": 8})])
