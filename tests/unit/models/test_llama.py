@@ -62,6 +62,8 @@ def test_initial_spread() -> None:
             assert param.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.1), name
         elif param.ndim == 1:
             assert torch.equal(param, torch.ones_like(param))
+        else:
+            assert param.std().item() == pytest.approx(0.02, rel=0.1), name
 
 
 def test_first_loss_is_that_of_a_uniform_guess() -> None:

@@ -63,4 +63,7 @@ def test_the_documentation_lists_every_preset(rows):
     for name, row in rows.items():
         (line,) = re.findall(rf"^\| {re.escape(name)} \|.*$", table, re.M)
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert cells[-1] == f"{row['parameters']:,}" and cells[-2] == f"{row['vocab_size']:,}", name
+        config = PRESETS[name].config
+        shape = [config["layers"], config["width"], config["heads"], row["row_length"]]
+        counts = [*shape, row["vocab_size"], row["parameters"]]
+        assert cells == [name, row["family"], *(f"{count:,}" for count in counts)], name
