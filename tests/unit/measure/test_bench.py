@@ -147,6 +147,10 @@ def test_limits_of_kernels_that_only_a_family_has() -> None:
     # Four products over the causal half of the pairs, two FLOPs each: rows, heads, tokens, head width.
     assert read["flops"] == pytest.approx(4 * 2 * 2 * 4 * 4_096**2 / 2 * 64, rel=1e-3)
     assert "pool read events" in limits_text(found)
+    short, whole = (bench_limits(preset_workload("tiny-32k", seq_len=T))["kernels"] for T in (100, 128))
+    assert short[3]["name"] == "scan scan" and short[3]["flops"] == whole[3]["flops"], (
+        "a chunk is a power of two"
+    )
     assert bench_limits(preset_workload("llama-nano-cpu"))["kernels"] == []
 
 

@@ -36,7 +36,9 @@ def normed(x: Vector, gain: Vector, eps: float) -> Vector:
     return [value / size * g for value, g in zip(x, gain, strict=True)]
 
 
-def released(x: Vector, theta: Vector) -> Vector:
+def released(x: Vector, theta: Vector, c: Any) -> Vector:
+    if c.release == "binary":
+        return [(1 + abs(t)) * (value > abs(t)) for value, t in zip(x, theta, strict=True)]
     return [max(value - abs(t), 0.0) for value, t in zip(x, theta, strict=True)]
 
 
@@ -127,7 +129,7 @@ def memory_row(stream: Matrix, ids: list[int], p: Parameters, c: Any) -> dict[st
                 e[i][j] = math.exp(tA[i] * tdt[i]) * e[i][j] + tdt[i] * abs(tA[i]) * u
         a = x + [value for head in e for value in head]
         g = normed(times(p["gate_proj.weight"], a), p["gate_norm"], c.norm_eps)
-        tags = times(p["write_proj.weight"], released(g, p["gate_theta"]))
+        tags = times(p["write_proj.weight"], released(g, p["gate_theta"], c))
         w = [sigmoid(tag + bias) for tag, bias in zip(tags, p["write_bias"], strict=True)]
         control = times(p["ctl_proj.weight"], a)
         step = [softplus(control[i] + p["clock_bias"][i]) for i in range(H)]
@@ -171,7 +173,7 @@ def feed_forward_row(stream: Matrix, p: Parameters, c: Any) -> dict[str, list[in
     out: dict[str, list[int]] = {"ffn_in": [], "ffn_gate": [], "ffn_up": []}
     for h in stream:
         x = normed(h, p["ffn_norm.weight"], c.norm_eps)
-        above = released([abs(value) for value in x], p["in_theta"])
+        above = released([abs(value) for value in x], p["in_theta"], c)
         i = [math.copysign(size, value) for size, value in zip(above, x, strict=True)]
         out["ffn_in"].append(sum(size > 0 for size in above))
         out["ffn_gate"].append(num_fired(times(p["ffn_gate.weight"], i), p["gate_theta_ffn"]))

@@ -56,6 +56,10 @@ def test_long_rows() -> None:
     assert 0 < found["hippocampal/attn_beyond_train_p50"] < 1
 
 
+def test_a_binary_release() -> None:
+    _check(_model(release="binary"), _rows(20, 2, (1, 7)), 12)
+
+
 def test_rows_shorter_than_the_training_length() -> None:
     _check(_model(width=24), _rows(20, 2, (1, 7)), 64)
 
