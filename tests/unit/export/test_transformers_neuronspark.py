@@ -44,6 +44,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     cast = model(ids, labels=ids, num_items_in_batch=torch.tensor(7)).loss
     state = model(ids[:, :9], use_cache=True).state
     scores = model(ids[:, 9:], state=state).logits
+    found["inside"] = said(model(ids, labels=ids).loss.backward)
 cast.backward()
 found["casts"] = {"loss": loss.detach(), "cast": cast.detach(), "scores": scores.detach()}
 found["finite"] = all(p.grad.isfinite().all() for p in model.parameters())
@@ -139,3 +140,4 @@ def test_it_computes_in_the_dtype_of_its_weights_under_an_autocast(loaded: Loade
     with torch.no_grad():
         ours = model.logits(torch.tensor(IDS))[:, 9:]
     torch.testing.assert_close(casts["scores"], ours, atol=1e-5, rtol=0)
+    assert "call backward() behind its block" in found["inside"]
