@@ -32,7 +32,7 @@ from trainer_core.models.blocks import (
     no_past,
     recomputed,
 )
-from trainer_core.models.settings import config_problems
+from trainer_core.models.settings import config_problems, no_multiple
 
 SITES = 1 << 16
 """Sites of dropout that a block of the model has for itself; attention takes one per block of queries."""
@@ -71,15 +71,17 @@ class GPT2Config:
     def read(cls, config: Mapping[str, Any]) -> GPT2Config:
         """Checks a user's configuration and reports every problem of it."""
         choices = {"attention": tuple(ATTENTION)}
-        problems = config_problems(cls, config, family="gpt2", choices=choices, shares=("dropout",))
-        if not problems and config["width"] % config["heads"]:
-            problems.append(
-                f"model.config.width {config['width']} must be a multiple of model.config.heads, "
-                f"{config['heads']}"
-            )
+        problems = config_problems(
+            cls, config, family="gpt2", choices=choices, shares=("dropout",), misfits=_misfits
+        )
         if problems:
             raise Refused(problems)
         return cls(**config)
+
+
+def _misfits(sound: Mapping[str, Any]) -> list[str]:
+    """What does not fit together."""
+    return no_multiple(sound, "width", of="heads")
 
 
 class Projection(nn.Module):

@@ -32,7 +32,7 @@ from trainer_core.models.blocks import (
     recomputed,
     rope_tables,
 )
-from trainer_core.models.settings import config_problems
+from trainer_core.models.settings import config_problems, no_multiple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,16 @@ class LlamaConfig:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Checks a user's configuration and reports every problem of it."""
-        problems = config_problems(cls, config, family="llama", choices={"attention": tuple(ATTENTION)})
-        if not problems and config["width"] % (2 * config["heads"]):
-            problems.append(
-                f"model.config.width {config['width']} must be a multiple of twice model.config.heads, "
-                f"{config['heads']}"
-            )
+        choices = {"attention": tuple(ATTENTION)}
+        problems = config_problems(cls, config, family="llama", choices=choices, misfits=_misfits)
         if problems:
-            raise Refused(sorted(problems))
+            raise Refused(problems)
         return cls(**config)
+
+
+def _misfits(sound: Mapping[str, Any]) -> list[str]:
+    """What does not fit together."""
+    return no_multiple(sound, "width", of="heads", times=2)
 
 
 class Attention(nn.Module):

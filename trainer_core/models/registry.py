@@ -27,7 +27,14 @@ def build(
     family, resolved = _resolve(name_or_family, config or {})
     if family in FAMILIES:
         built_in = importlib.import_module(FAMILIES[family].module)
-        model = built_in.build(resolved, vocab_size, seed, dtype)
+        try:
+            model = built_in.build(resolved, vocab_size, seed, dtype)
+        except (RuntimeError, TypeError) as error:
+            if "overflow" not in str(error).lower():
+                raise
+            raise Refused(
+                f"model: a parameter of this {family} would have more than 2^63 bytes; make its sizes smaller"
+            ) from error
         assert isinstance(model, Model), f"{FAMILIES[family].module}.build returned {type(model)}"
         return model
     point = external.declared()[0][family]

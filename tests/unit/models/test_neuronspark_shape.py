@@ -282,6 +282,20 @@ def test_sizes_that_do_not_fit_together_are_refused_at_once() -> None:
     ]
 
 
+def test_what_does_not_fit_is_refused_beside_what_is_wrong_in_itself() -> None:
+    """Misfits were only said once everything else was right."""
+    bad = {"width": 20, "ffn": 0, "dendritic_heads": None, "pkm_top": 6, "release": "loud"}
+    with pytest.raises(Refused) as refused:
+        small(**bad)
+    assert list(refused.value.problems) == [
+        "model.config.dendritic_heads is missing",
+        "model.config.ffn is 0; expected a positive integer",
+        "model.config.pkm_top 6 is more than model.config.pkm_keys 5",
+        "model.config.release is 'loud'; expected graded or binary",
+        "model.config.width 20 must be a multiple of twice model.config.heads, 8",
+    ]
+
+
 def test_presets_name_settings_of_the_family() -> None:
     known = {field.name for field in fields(NeuronSparkConfig)}
     for name in COUNTS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_core.errors import Refused
-from trainer_core.models.settings import config_problems
+from trainer_core.models.settings import LARGEST, config_problems, no_multiple
 
 RELEASES = ("graded", "binary")
 """What a neuron passes on above its threshold: how far it is above, or that it is."""
@@ -75,9 +75,8 @@ class NeuronSparkConfig:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> NeuronSparkConfig:
         """Checks a user's configuration and reports every problem of it."""
-        problems = config_problems(cls, config, family="neuronspark", choices={"release": RELEASES})
-        if not problems:
-            problems = _misfits(cls(**config))
+        choices = {"release": RELEASES}
+        problems = config_problems(cls, config, family="neuronspark", choices=choices, misfits=_misfits)
         if problems:
             raise Refused(problems)
         return cls(**config)
@@ -112,21 +111,17 @@ class NeuronSparkConfig:
         return self.layers + self.num_hippocampal
 
 
-def _misfits(c: NeuronSparkConfig) -> list[str]:
+def _misfits(sound: Mapping[str, Any]) -> list[str]:
     """What does not fit together."""
-    multiples = (
-        ("width", 2 * c.heads, "twice model.config.heads"),
-        ("dendritic_width", c.dendritic_heads, "model.config.dendritic_heads"),
-        ("dendritic_heads", c.synapse_groups, "model.config.synapse_groups"),
-        ("heads", c.key_heads, "model.config.key_heads"),
-        ("pkm_key_dim", 2, "two"),
-    )
     found = [
-        f"model.config.{key} {getattr(c, key)} must be a multiple of "
-        + (what if what == "two" else f"{what}, {of}")
-        for key, of, what in multiples
-        if getattr(c, key) % of
+        *no_multiple(sound, "width", of="heads", times=2),
+        *no_multiple(sound, "dendritic_width", of="dendritic_heads"),
+        *no_multiple(sound, "dendritic_heads", of="synapse_groups"),
+        *no_multiple(sound, "heads", of="key_heads"),
     ]
-    if c.pkm_top > c.pkm_keys:
-        found.append(f"model.config.pkm_top {c.pkm_top} is more than model.config.pkm_keys {c.pkm_keys}")
-    return sorted(found)
+    if sound.get("pkm_key_dim", 2) % 2:
+        found.append(f"model.config.pkm_key_dim {sound['pkm_key_dim']} must be a multiple of two")
+    top, keys = sound.get("pkm_top", 0), sound.get("pkm_keys", LARGEST)
+    if top > keys:
+        found.append(f"model.config.pkm_top {top} is more than model.config.pkm_keys {keys}")
+    return found
