@@ -73,7 +73,9 @@ def load_host() -> HostSettings:
     A missing default file means no settings; a file named by $NSTRAIN_HOST must exist.
     """
     path = host_file()
-    if not path.exists() and not os.environ.get("NSTRAIN_HOST"):
+    if not path.exists():
+        if os.environ.get("NSTRAIN_HOST"):
+            raise Refused(f"{path}: does not exist, but NSTRAIN_HOST names it; mend or unset the variable")
         return HostSettings()
     try:
         settings = HostSettings.model_validate(read_json(path))

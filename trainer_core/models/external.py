@@ -58,7 +58,8 @@ def declared() -> tuple[dict[str, EntryPoint], list[str]]:
             )
         elif earlier.value != point.value:
             problems.append(
-                f"{said(point)}: {earlier.value} has this name too and is used; rename or uninstall one"
+                f"{said(point)}: {earlier.value}{_owner(earlier)} has this name too and is used; rename or "
+                "uninstall one; an .egg-info folder counts as installed"
             )
         else:
             found[point.name] = point
@@ -100,8 +101,12 @@ def presets_of(point: EntryPoint) -> list[Preset]:
 
 def said(point: EntryPoint) -> str:
     """A family and where it comes from, for messages."""
-    owner = f" of the package {point.dist.name}" if point.dist else f" of {_folder}" if _folder else ""
-    return f"model family {point.name!r} ({point.value}{owner})"
+    return f"model family {point.name!r} ({point.value}{_owner(point)})"
+
+
+def _owner(point: EntryPoint) -> str:
+    """The package, or the folder of the host settings, that declares a family."""
+    return f" of the package {point.dist.name}" if point.dist else f" of {_folder}" if _folder else ""
 
 
 def _import_paths() -> list[Path]:

@@ -29,7 +29,7 @@ def test_no_file_means_no_settings(tmp_path, monkeypatch):
 
 def test_a_named_file_must_exist(tmp_path, monkeypatch):
     monkeypatch.setenv("NSTRAIN_HOST", str(tmp_path / "none.json"))
-    with pytest.raises(Refused, match=r"none\.json: this file does not exist"):
+    with pytest.raises(Refused, match=r"none\.json: does not exist, but NSTRAIN_HOST names it"):
         load_host()
 
 
