@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -61,6 +62,9 @@ def _sources(dtype: torch.dtype, head_dim: int) -> dict[str, Source]:
     }
 
 
+STREAMS = {forward_kernel: (1, 1), queries_kernel: (3, 1), events_kernel: (2, 2)}
+"""Tiles that a program loads and stores once; those of the loop, two at a time, are copied ahead."""
+
 QUICK = _sources(torch.bfloat16, 64)
 WIDEST = {dtype: _sources(dtype, max(dims)) for dtype, dims in KERNEL_HEAD_DIMS.items()}
 SOURCES = QUICK | WIDEST[torch.bfloat16] | WIDEST[torch.float32]
@@ -88,8 +92,13 @@ def test_a_binary_that_loads_ahead_for_tensor_cores(architecture: int, name: str
     assert_fits(built)
     # The tiles of q, k, v and their gradients move 16 bytes at a time; what is one number per query or event
     # moves one at a time.
-    copies = set(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)", ptx))
-    assert "0x10" in copies and copies <= {"0x10", "0x4"}, copies
+    loads, stores = STREAMS[source.kernel]
+    own, other = (source.constants[rows] for rows in ("NM" if source.kernel is events_kernel else "MN"))
+    per_row = source.constants["D"] * (2 if "bfloat16" in name else 4)
+    each, ahead = (rows * per_row // (16 * 32 * source.num_warps) for rows in (own, other))
     found = accesses(ptx)
-    assert found["ld.v4.b32"] > 0 and found["st.v4.b32"] > 0
+    assert (found["ld.v4.b32"], found["st.v4.b32"]) == (loads * each, stores * each)
     assert set(found) <= {"ld.v4.b32", "st.v4.b32", "ld.b32", "st.b32"}, found
+    copies = Counter(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)", ptx))
+    assert set(copies) <= {"0x10", "0x4"}, copies
+    assert copies["0x10"] >= 4 * ahead and copies["0x10"] % (2 * ahead) == 0, "before the loop and in it"
