@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +153,17 @@ def test_limits_of_kernels_that_only_a_family_has() -> None:
         "a chunk is a power of two"
     )
     assert bench_limits(preset_workload("llama-nano-cpu"))["kernels"] == []
+
+
+def test_the_documentation_has_the_floors_of_the_kernels() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "performance.md").read_text(encoding="utf-8")
+    written = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith(("| scan ", "| pool read "))
+    ]
+    printed = limits_text(bench_limits(preset_workload("ns-2b", rows=1))).splitlines()
+    assert written == [re.split(r"  +", line) for line in printed if line.startswith(("scan ", "pool read "))]
 
 
 def test_limits_measure_nothing_and_name_three_gpus() -> None:
