@@ -33,9 +33,9 @@ def sum_gradients(param: nn.Parameter, wide: Tensor) -> Any:
 def wide_gradient(param: Tensor) -> Tensor | None:
     """The float32 buffer that the gradient of a parameter is summed in, where a kernel may add to it itself.
 
-    A compiled graph may not: it hands its gradients to autograd.
+    A compiled graph may not: it hands its gradients to autograd. One that is frozen has none.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not param.requires_grad:
         return None
     wide: Tensor | None = getattr(param, _NAME, None)
     return wide

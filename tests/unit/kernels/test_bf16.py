@@ -13,6 +13,7 @@ from trainer_core.kernels.norm import rms_norm
 from trainer_core.kernels.norm.reference import rms_norm_reference
 from trainer_core.kernels.rope import rotate
 from trainer_core.kernels.rope.reference import rotate_reference
+from trainer_core.kernels.segment_sum import weighted_rows
 from trainer_core.kernels.wide_gradient import sum_gradients, wide_gradient
 from trainer_core.models.blocks import rope_tables
 
@@ -101,3 +102,18 @@ def test_what_autograd_makes_is_added_and_a_float32_parameter_has_no_buffer() ->
     for _ in range(2):
         (weight * 3).sum().backward()
     assert torch.equal(wide, torch.full((5, 3), 7.0)) and weight.grad is None
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    """Tables and the head have theirs added by kernels, which autograd does not hold back."""
+    ids, hidden = torch.tensor([[0, 1], [1, 1]]), _draw(4, 8, seed=1).requires_grad_()
+    table, wide = nn.Parameter(_draw(5, 8)), torch.zeros(5, 8)
+    sum_gradients(table, wide)
+    table.requires_grad_(False)
+    weights = torch.rand(2, 2, requires_grad=True)
+    loss = linear_cross_entropy(hidden, table, ids.flatten())
+    (loss + weighted_rows(table, ids, weights).sum() + embedding(ids, table).sum()).backward()
+    assert not wide.any() and hidden.grad is not None and weights.grad is not None
+    table.requires_grad_()
+    embedding(ids, table).float().sum().backward()
+    assert wide.any()
