@@ -37,7 +37,10 @@ def find_preset(name: str) -> Preset:
     found, problems = external_presets()
     if name in found:
         return found[name]
-    known = ", ".join(sorted([*PRESETS, *found]))
+    presets = {**PRESETS, **found}
+    if own := sorted(preset.name for preset in presets.values() if preset.family == name):
+        raise Refused([f"model {name!r} is a family; name one of its presets: {', '.join(own)}", *problems])
+    known = ", ".join(sorted(presets))
     raise Refused([f"model {name!r} is not known; expected one of {known}", *problems])
 
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
+from trainer_core.errors import Refused
 from trainer_core.models.families import FAMILIES
 from trainer_core.models.preset import TRAINING, longest_row
-from trainer_core.models.presets import PRESETS
+from trainer_core.models.presets import PRESETS, find_preset
 from trainer_core.models.registry import build
 
 COUNTS = {
@@ -40,6 +41,13 @@ def test_training_settings_are_complete_and_fit_the_model(name: str) -> None:
     assert training["rows"] * training["row_length"] <= training["tokens_per_update"]
     for key in ("row_length", "tokens_per_update", "warmup_tokens", "rows", "validation_every"):
         assert isinstance(training[key], int)
+
+
+def test_a_family_named_as_a_preset_is_told_its_presets() -> None:
+    with pytest.raises(Refused, match=r"'gpt2' is a family; name one of its presets: gpt2-70m, gpt2-cpu$"):
+        find_preset("gpt2")
+    with pytest.raises(Refused, match="'gpt3' is not known; expected one of gpt2-70m, "):
+        find_preset("gpt3")
 
 
 def test_reading_the_presets_imports_no_torch() -> None:
