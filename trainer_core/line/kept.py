@@ -52,8 +52,8 @@ def check_kept(old: Mapping[str, Any], new: RunConfig, where: Path, *, tokens: i
     before, after = _kept(old), _kept(new.dump())
     changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
     refused = [
-        f"{where}: {key}: a line keeps this setting; the checkpoint has {before.get(key)!r}, run.json has "
-        f"{after.get(key)!r}. Restore it, or name {key!r} in allow_changes to change it on purpose"
+        f"{where}: {key}: a line keeps this setting; the checkpoint has {_said(before, key)}, run.json has "
+        f"{_said(after, key)}. Restore it, or name {key!r} in allow_changes to change it on purpose"
         for key in changed
         if not _allowed(key, new)
     ]
@@ -69,6 +69,11 @@ def check_kept(old: Mapping[str, Any], new: RunConfig, where: Path, *, tokens: i
     if refused:
         raise Refused(refused)
     return changed
+
+
+def _said(kept: Mapping[str, Any], key: str) -> str:
+    """A value for people; a model's setting that is left out has its default, which only its family knows."""
+    return repr(kept[key]) if key in kept else "none of its own"
 
 
 def _allowed(key: str, config: RunConfig) -> bool:

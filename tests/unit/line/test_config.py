@@ -85,6 +85,21 @@ def test_kept_settings_need_leave(tmp_path):
     assert check_kept(old, parse_run(value, where), where, tokens=2048) == ["optimizer.clip", "seed"]
 
 
+def test_a_kept_setting_that_was_left_out_is_no_null(tmp_path):
+    """A default that is spelled out later was told to replace None, which no model has."""
+    where = tmp_path / "run.json"
+    old, value = parse_run(good(), where).dump(), good()
+    value["model"]["config"]["norm_eps"] = 1e-5
+    for before, after, said in (
+        (old, value, "the checkpoint has none of its own, run.json has 1e-05."),
+        (parse_run(value, where).dump(), good(), "the checkpoint has 1e-05, run.json has none of its own."),
+    ):
+        with pytest.raises(Refused) as refused:
+            check_kept(before, parse_run(after, where), where, tokens=2048)
+        (problem,) = refused.value.problems
+        assert "model.config.norm_eps: a line keeps this setting" in problem and said in problem
+
+
 def test_shapes_and_guards_may_change_freely(tmp_path):
     where = tmp_path / "run.json"
     old = parse_run(good(), where).dump()
