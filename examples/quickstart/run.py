@@ -99,8 +99,8 @@ def refuse_other_model(work: Work) -> None:
     found = read_json(LinePaths(work.line).run_json)["model"]["name"]
     if found != work.model:
         raise Refused(
-            f"{work.line}: trains {found}, not {work.model}, and its data line feeds no other line; "
-            f"to train {work.model} remove both: {shlex.join(['rm', '-r', str(work.line), str(work.data)])}"
+            f"{work.line}: trains {found}, not {work.model}; to train {work.model} on the same data "
+            f"remove it: {shlex.join(['rm', '-r', str(work.line)])}"
         )
 
 

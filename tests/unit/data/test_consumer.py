@@ -52,6 +52,18 @@ def test_a_second_line_is_refused_and_the_first_named(tmp_path: Path) -> None:
     assert read_consumer(tmp_path).line == str(tmp_path / "a")
 
 
+def test_a_line_that_was_removed_may_be_made_anew_at_its_path(tmp_path: Path) -> None:
+    work = disk_line(tmp_path, consumer=False)
+    put(work, line=tmp_path / "a")
+    CyclePreparer(work).tokenize(0)
+    with pytest.raises(Refused, match=r"There is no line at .*/a now; one made there anew takes its place"):
+        put(work, line=tmp_path / "b")
+    put(work, line=tmp_path / "a")
+    make_line(tmp_path / "a")
+    with pytest.raises(Refused, match=r"--calibration-from [^)]*\)$"):
+        put(work, line=tmp_path / "b")
+
+
 def test_a_line_that_was_never_made_does_not_keep_the_data_line(tmp_path: Path) -> None:
     work = disk_line(tmp_path, consumer=False)
     put(work, line=tmp_path / "failed")

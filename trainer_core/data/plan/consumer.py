@@ -196,9 +196,12 @@ def _grow(paths: DataPaths, new: Consumer) -> Consumer:
 
 def _growth_problems(paths: DataPaths, old: Consumer, new: Consumer) -> list[str]:
     if not old.is_line(new.line):
+        there = LinePaths(Path(old.line)).run_json.exists()
+        again = "" if there else f". There is no line at {old.line} now; one made there anew takes its place"
         return [
             f"{paths.root}: already read by the training line {old.line}; a data line has one consumer. "
             f"Make another data line for {new.line} (`nstrain data init --calibration-from {paths.root}`)"
+            + again
         ]
     planned = current_state(paths).start_token
     found = []
