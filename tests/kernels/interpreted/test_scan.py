@@ -5,9 +5,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trainer_core.kernels.scan.layout import Inputs, Shape, has_kernels
+from trainer_core.kernels.scan.layout import CHUNK, Inputs, Shape, has_kernels
 from trainer_core.kernels.scan.reference import scan_reference
-from trainer_core.kernels.scan.triton import backward_triton, forward_triton
+from trainer_core.kernels.scan.triton import ROWS, backward_triton, forward_triton
 from trainer_core.kernels.target import traced_for
 
 Q = 16
@@ -19,6 +19,8 @@ CASES = {
     "chunk+1": (1, Q + 1, 2, 5, 1, 20),
     "odd": (1, 2 * Q + 5, 2, 4, 1, 1),
     "groups": (1, Q + 4, 4, 8, 2, 4),
+    "parts of a group": (1, Q + 1, 18, 2, 1, 3),
+    "parts of groups": (2, Q - 3, 36, 1, 2, 2),
 }
 """B, T, H, P, G, N by name."""
 
@@ -42,10 +44,10 @@ def reference(held: list[Tensor]) -> list[Tensor]:
     return [y.detach(), last.detach(), *torch.autograd.grad((y, last), held, (g, g_last))]
 
 
-def ours(held: list[Tensor]) -> list[Tensor]:
+def ours(held: list[Tensor], chunk: int = Q) -> list[Tensor]:
     *inputs, state, g, g_last = held
     x = Inputs(*inputs)
-    s = Shape.of(x, Q)
+    s = Shape.of(x, chunk)
     y, last, V = forward_triton(s, x, state, narrow=tl.float32, block=64)
     return [y, last, *backward_triton(s, g, g_last, x, V, narrow=tl.float32, block=64)]
 
@@ -58,6 +60,14 @@ def off(got: Tensor, wanted: Tensor) -> float:
 def test_equals_the_recurrence(case: str) -> None:
     held = inputs(CASES[case])
     for i, (got, wanted) in enumerate(zip(ours(held), reference(held), strict=True)):
+        assert off(got, wanted) < 3e-6, i
+
+
+def test_a_chunk_of_several_programs() -> None:
+    """As long as on a GPU: the heads of a group are added for a part of its tokens at a time."""
+    held = inputs((1, CHUNK + 5, 3, 2, 1, 4))
+    assert CHUNK >= 2 * ROWS
+    for i, (got, wanted) in enumerate(zip(ours(held, CHUNK), reference(held), strict=True)):
         assert off(got, wanted) < 3e-6, i
 
 
