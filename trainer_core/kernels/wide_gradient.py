@@ -14,20 +14,27 @@ from torch import Tensor, nn
 
 from trainer_core.kernels.target import target
 
-_NAME = "_wide_gradient"
+
+class _Sum:
+    """The hook that adds a gradient to a buffer; who has it, has the buffer."""
+
+    def __init__(self, wide: Tensor) -> None:
+        self.wide = wide
+
+    def __call__(self, param: Tensor) -> None:
+        if param.grad is not None:  # autograd calls also where a kernel gave it none
+            # A GPU widens on its way; a CPU makes a copy, which a trace of memory does not see unless we do.
+            on_gpu = target(self.wide) == "cuda"
+            self.wide.add_(param.grad if on_gpu else param.grad.to(self.wide.dtype))
+            param.grad = None
 
 
 def sum_gradients(param: nn.Parameter, wide: Tensor) -> Any:
-    """From here on the gradients of `param` end up in `wide`, of its shape; the handle that ends it."""
+    """From here on the gradients of `param` end up in `wide`, of its shape; the handle that ends it.
 
-    def add(param: Tensor) -> None:
-        if param.grad is not None:  # autograd calls also where a kernel gave it none
-            # A GPU widens on its way; a CPU makes a copy, which a trace of memory does not see unless we do.
-            wide.add_(param.grad if target(wide) == "cuda" else param.grad.to(wide.dtype))
-            param.grad = None
-
-    setattr(param, _NAME, wide)
-    return param.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+    A copy of the parameter has gradients of its own.
+    """
+    return param.register_post_accumulate_grad_hook(_Sum(wide))  # type: ignore[no-untyped-call]
 
 
 def wide_gradient(param: Tensor) -> Tensor | None:
@@ -37,5 +44,5 @@ def wide_gradient(param: Tensor) -> Tensor | None:
     """
     if torch.compiler.is_compiling() or not param.requires_grad:
         return None
-    wide: Tensor | None = getattr(param, _NAME, None)
-    return wide
+    hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
+    return next((hook.wide for hook in hooks.values() if isinstance(hook, _Sum)), None)

@@ -1,5 +1,8 @@
 """Kernels on bfloat16: computed in float32 inside and rounded once; wide gradients lose nothing in sums."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,3 +120,21 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     table.requires_grad_()
     embedding(ids, table).float().sum().backward()
     assert wide.any()
+
+
+@pytest.mark.parametrize("end", ["copied", "stored", "removed"])
+def test_kernels_add_to_the_buffer_only_as_long_as_autograd_does(end: str) -> None:
+    """A stored table took its buffer along, without the hook: its gradient was nowhere to be seen."""
+    table, wide = nn.Parameter(_draw(5, 8)), torch.zeros(5, 8)
+    handle = sum_gradients(table, wide)
+    if end == "removed":
+        handle.remove()
+    ends = {
+        "copied": copy.deepcopy,
+        "stored": lambda t: pickle.loads(pickle.dumps(t)),
+        "removed": lambda t: t,
+    }
+    other = ends[end](table)
+    assert wide_gradient(other) is None
+    embedding(torch.tensor([0, 3, 3]), other).float().sum().backward()
+    assert not wide.any() and other.grad[:, 0].tolist() == [1, 0, 0, 2, 0]
