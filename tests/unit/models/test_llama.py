@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from trainer_core.errors import Refused
-from trainer_core.models.llama import Llama
+from trainer_core.models.llama import Llama, LlamaConfig
 from trainer_core.models.registry import build
 
 CONFIG = {"layers": 2, "width": 32, "heads": 2, "ffn": 48, "rope_max_seq_len": 300}
@@ -25,6 +27,52 @@ def _ids(T: int, rows: int = 3, vocab: int = 50) -> torch.Tensor:
 def _gradients(model: Llama, ids: torch.Tensor, ac: str) -> list[torch.Tensor]:
     total, _ = model.loss(ids[:, :-1], ids[:, 1:], ac)
     return list(torch.autograd.grad(total, list(model.parameters())))
+
+
+def _plain_logits(w: dict[str, Tensor], ids: Tensor, c: LlamaConfig) -> Tensor:
+    """The published equations with library calls, on the model's tensors."""
+    d, T = c.width // c.heads, ids.shape[1]
+    wavelengths = torch.tensor([c.rope_theta ** (2 * j / d) for j in range(d // 2)], dtype=torch.float64)
+    turn = torch.polar(torch.ones(T, d // 2).double(), torch.arange(T)[:, None] / wavelengths)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], c.norm_eps)
+
+    def rotated(x: Tensor) -> Tensor:
+        """Channels j and j + d / 2 as one complex number, turned by the position over its wavelength."""
+        y = torch.complex(*x.chunk(2, -1)) * turn
+        return torch.cat((y.real, y.imag), -1)
+
+    x = w["embedding.weight"][ids]
+    for i in range(c.layers):
+        p = f"blocks.{i}"
+        h = norm(x, f"{p}.attention_norm")
+        q, k, v = (
+            F.linear(h, w[f"{p}.attention.{name}_proj.weight"]).view(*ids.shape, c.heads, d).transpose(1, 2)
+            for name in "qkv"
+        )
+        out = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        x = x + F.linear(out.transpose(1, 2).reshape(x.shape), w[f"{p}.attention.out_proj.weight"])
+        h = norm(x, f"{p}.ffn_norm")
+        gate, up = (F.linear(h, w[f"{p}.ffn.{name}_proj.weight"]) for name in ("gate", "up"))
+        x = x + F.linear(F.silu(gate) * up, w[f"{p}.ffn.down_proj.weight"])
+    return F.linear(norm(x, "norm"), w["embedding.weight"])
+
+
+@pytest.mark.parametrize("attention", ["fast", "reference"])
+@pytest.mark.parametrize("T", [1, 130])
+def test_scores_and_gradients_equal_the_plain_model(T: int, attention: str) -> None:
+    model, ids = _model(dtype=torch.float64, attention=attention), _ids(T)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn(param.shape, generator=generator, dtype=param.dtype), alpha=0.1)
+    plain = _plain_logits(dict(model.named_parameters()), ids[:, :-1], model.config)
+    torch.testing.assert_close(model.logits(ids[:, :-1]), plain, atol=1e-11, rtol=1e-11)
+    loss = F.cross_entropy(plain.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    expected = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+    for got, wanted in zip(_gradients(model, ids, "none"), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-9)
 
 
 def test_parameter_names() -> None:
