@@ -37,6 +37,10 @@ found["refused"] = {
     "unknown": said(model, ids, foo=3),
     "places": said(model, ids, cache_position=row + 5),
     "generated": said(model.generate, ids, **two, **inside),
+    "row": said(model, ids[0]),
+    "rows": said(model, ids[:0]),
+    "other rows": said(model, ids[:1], state=model(ids, use_cache=True).state),
+    "labels": said(model, ids, labels=ids, logits_to_keep=3),
     "packed": said(model.generate, ids, **two, position_ids=(row % 9)[None]),
 }
 loss = model(ids, labels=ids, num_items_in_batch=torch.tensor(7)).loss
@@ -126,6 +130,10 @@ def test_what_it_has_not_is_refused_where_it_is_asked_for(loaded: Loaded) -> Non
         "places": "leave out cache_position",
         "generated": "NeuronSpark does not take output_hidden_states",
         "packed": "leave out position_ids",
+        "row": "input_ids of shape (40,); expected rows of tokens, [B, T]",
+        "rows": "input_ids of shape (0, 40); expected rows of tokens, [B, T]",
+        "other rows": "input_ids of shape (1, 40) go on from a state of 2 rows",
+        "labels": "labels of shape (2, 40); scores are (2, 3)",
     }
     assert not {
         name: found["refused"][name] for name in words if words[name] not in str(found["refused"][name])
