@@ -10,8 +10,8 @@ from typing import Any
 from trainer_core.errors import Refused
 from trainer_core.export.checkpoint import ModelFacts
 from trainer_core.line.files import read_json, sha256_file
+from trainer_core.line.paths import EXPORT_RECORD
 
-RECORD = "nstrain.json"
 FORMAT = "export/1"
 
 
@@ -45,7 +45,7 @@ class ExportRecord:
 
 def read_export(folder: Path) -> ExportRecord:
     """The record of an exported folder. Raises Refused when it is damaged or of another version."""
-    path = folder / RECORD
+    path = folder / EXPORT_RECORD
     value = read_json(path)
     if value.pop("format", None) != FORMAT:
         raise Refused(f"{path}: expected the format {FORMAT!r}; export the line again")

@@ -16,9 +16,9 @@ from trainer_core.data.tokens.encode import read_tokenizer
 from trainer_core.errors import Refused
 from trainer_core.export.checkpoint import open_checkpoint
 from trainer_core.export.forms import form_of
-from trainer_core.export.record import RECORD, changed_files, read_export
+from trainer_core.export.record import changed_files, read_export
 from trainer_core.line.no_line import no_line
-from trainer_core.line.paths import LinePaths
+from trainer_core.line.paths import EXPORT_RECORD, LinePaths
 from trainer_core.models.base import Model
 
 TOKENIZER = "tokenizer.json"
@@ -42,7 +42,7 @@ def load_speaker(source: Path, *, at: int | None = None, ema: bool = False) -> S
 
     Raises Refused when there is none, or when it is damaged.
     """
-    if not (source / RECORD).exists():
+    if not (source / EXPORT_RECORD).exists():
         if not LinePaths(source).run_json.exists():
             raise Refused(no_line(source, exported_too=True))
         return _of_line(LinePaths(source), at=at, ema=ema)
@@ -65,7 +65,7 @@ def _of_export(folder: Path) -> Speaker:
     files = [name for name in record.files if name.endswith(".safetensors")]
     used = [name for name in record.files if name in (*files, TOKENIZER, INDEX)]
     if TOKENIZER not in used:
-        raise Refused(f"{folder / RECORD}: names no {TOKENIZER}; export the line again")
+        raise Refused(f"{folder / EXPORT_RECORD}: names no {TOKENIZER}; export the line again")
     if problems := changed_files(folder, record, used):
         raise Refused(problems)
     opened: list[Any] = [safe_open(folder / name, framework="pt") for name in files]
@@ -74,7 +74,9 @@ def _of_export(folder: Path) -> Speaker:
     names = form_of(record.model.family, shapes).names
     expected = {names[ours]: list(param.shape) for ours, param in shapes.named_parameters()}
     if {name: file.get_slice(name).get_shape() for name, file in where.items()} != expected:
-        raise Refused(f"{folder}: holds not the weights of the model in {RECORD}; export the line again")
+        raise Refused(
+            f"{folder}: holds not the weights of the model in {EXPORT_RECORD}; export the line again"
+        )
     model = record.model.build("cpu")
     _load(model, lambda name: where[names[name]].get_tensor(names[name]))
     return Speaker(model=model, tokenizer_json=(folder / TOKENIZER).read_bytes(), eos_id=record.eos_id)

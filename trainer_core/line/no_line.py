@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer_core.line.paths import DataPaths, LinePaths
-
-EXPORTED = "nstrain.json"
-"""File that every exported folder has."""
+from trainer_core.line.paths import EXPORT_RECORD, DataPaths, LinePaths
 
 
 def no_line(root: Path, *, exported_too: bool = False) -> str:
@@ -17,8 +14,8 @@ def no_line(root: Path, *, exported_too: bool = False) -> str:
         return f"{root}: a checkpoint, not a training line; name its line, {line.root}"
     if DataPaths(root).data.exists():
         return f"{root}: a data line, not a training line; `nstrain new RUN --data {root}` makes one"
-    if (root / EXPORTED).exists():
+    if (root / EXPORT_RECORD).exists():
         return f"{root}: an exported folder, not a training line; `nstrain generate` and transformers read it"
     if exported_too:
-        return f"{root}: not a training line (no run.json) and not an exported folder (no {EXPORTED})"
+        return f"{root}: not a training line (no run.json) and not an exported folder (no {EXPORT_RECORD})"
     return f"{root}: not a training line (no run.json); `nstrain new {root}` makes one"

@@ -1,9 +1,15 @@
-"""Every file of a training line and of a data line, named once. Never touches the disk."""
+"""Every file of a training line and of a data line, and what marks an exported folder, named once.
+
+Never touches the disk.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+EXPORT_RECORD = "nstrain.json"
+"""File that says of an exported folder what it is."""
 
 
 @dataclass(frozen=True)

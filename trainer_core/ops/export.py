@@ -13,10 +13,10 @@ from trainer_core.errors import Refused
 from trainer_core.export.checkpoint import OpenCheckpoint, open_checkpoint
 from trainer_core.export.folder import Folder, new_folder, refuse_taken
 from trainer_core.export.forms import Form, form_of
-from trainer_core.export.record import RECORD, ExportRecord
+from trainer_core.export.record import ExportRecord
 from trainer_core.export.tokenizer_files import tokenizer_files
 from trainer_core.export.weights import SHARD_BYTES, Tensor32, write_weights
-from trainer_core.line.paths import LinePaths
+from trainer_core.line.paths import EXPORT_RECORD, LinePaths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def export_line(
             for name, value in written.items():
                 folder.write_json(name, value)
             record = _record(paths, checkpoint, folder, data.eos_id, ema=ema)
-            folder.write_json(RECORD, record.to_json())
+            folder.write_json(EXPORT_RECORD, record.to_json())
             sizes = [int(file["bytes"]) for file in folder.files.values()]
     return Exported(out=out, record=record, files=len(sizes), bytes=sum(sizes))
 
