@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from trainer_core.errors import Refused
 from trainer_core.host import load_host, resolve
-from trainer_core.line.no_line import no_line
+from trainer_core.line.no_line import require_line
 from trainer_core.line.paths import LinePaths
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -32,8 +32,7 @@ def _print_json(value: Any) -> None:
 def _line(run: Path) -> LinePaths:
     """The files of a line. Raises Refused when the directory is none."""
     paths = LinePaths(resolve(run))
-    if not paths.run_json.exists():
-        raise Refused(no_line(paths.root))
+    require_line(paths.root)
     return paths
 
 

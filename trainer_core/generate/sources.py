@@ -17,7 +17,7 @@ from trainer_core.errors import Refused
 from trainer_core.export.checkpoint import open_checkpoint
 from trainer_core.export.forms import form_of
 from trainer_core.export.record import changed_files, read_export
-from trainer_core.line.no_line import no_line
+from trainer_core.line.no_line import require_line
 from trainer_core.line.paths import EXPORT_RECORD, LinePaths
 from trainer_core.models.base import Model
 
@@ -43,8 +43,7 @@ def load_speaker(source: Path, *, at: int | None = None, ema: bool = False) -> S
     Raises Refused when there is none, or when it is damaged.
     """
     if not (source / EXPORT_RECORD).exists():
-        if not LinePaths(source).run_json.exists():
-            raise Refused(no_line(source, exported_too=True))
+        require_line(source, exported_too=True)
         return _of_line(LinePaths(source), at=at, ema=ema)
     if ema or at is not None:
         raise Refused(f"{source}: an exported folder is one checkpoint; --ema and --at are for lines")

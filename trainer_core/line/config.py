@@ -25,7 +25,7 @@ from trainer_core.complaints import validation_problems
 from trainer_core.errors import Refused
 from trainer_core.line.files import read_json, write_json
 from trainer_core.line.kept import compile_word
-from trainer_core.line.no_line import no_line
+from trainer_core.line.no_line import require_line
 from trainer_core.line.paths import LinePaths
 from trainer_core.line.run_checks import cross_checks
 from trainer_core.schedule.batch import UpdateSpan, update_spans
@@ -286,8 +286,7 @@ def parse_run(value: dict[str, Any], where: Path) -> RunConfig:
 
 def load_run(paths: LinePaths) -> RunConfig:
     """Read and validate a line's run.json."""
-    if not paths.run_json.exists():
-        raise Refused(no_line(paths.root))
+    require_line(paths.root)
     return parse_run(read_json(paths.run_json), paths.run_json)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer_core.errors import Refused
 from trainer_core.line.paths import EXPORT_RECORD, DataPaths, LinePaths
+
+
+def require_line(root: Path, *, exported_too: bool = False) -> None:
+    """Raises Refused with what a folder is when it is no training line."""
+    if not LinePaths(root).run_json.exists():
+        raise Refused(no_line(root, exported_too=exported_too))
 
 
 def no_line(root: Path, *, exported_too: bool = False) -> str:

@@ -15,7 +15,7 @@ from trainer_core.errors import Refused
 from trainer_core.line.events import new_ulid
 from trainer_core.line.files import write_json
 from trainer_core.line.lock import held
-from trainer_core.line.no_line import no_line
+from trainer_core.line.no_line import require_line
 from trainer_core.line.paths import LinePaths
 
 
@@ -59,8 +59,7 @@ def request_stop(
     problems += [f"stop: {name}: expected 0 or more, found {n}" for name, n in given.items() if n < 0]
     if problems:
         raise Refused(problems)
-    if not paths.run_json.exists():
-        raise Refused(no_line(paths.root))
+    require_line(paths.root)
     want(paths, "stopped", by)
     if not held(paths.lock):
         return None

@@ -146,14 +146,19 @@ def model_problems(config: RunConfig) -> list[str]:
     return [] if model.family in FAMILIES else not_recomputable(config, built.recomputation)
 
 
+def least_vocabulary(data: DataPaths) -> int:
+    """Entries that a model of the data line needs: the largest token id of its tokenizer plus one."""
+    return int(read_json(data.data)["tokenizer"]["largest_id"]) + 1
+
+
 def vocabulary_problems(data: DataPaths, config: RunConfig) -> list[str]:
     """Whether the model has an entry for every token of the data line."""
-    largest, entries = int(read_json(data.data)["tokenizer"]["largest_id"]), config.model.vocab_size
-    if largest < entries:
+    least, entries = least_vocabulary(data), config.model.vocab_size
+    if entries >= least:
         return []
     return [
-        f"model.vocab_size: {entries} entries cannot hold the data line's largest token id {largest}; "
-        f"expected at least {largest + 1}"
+        f"model.vocab_size: {entries} entries cannot hold the data line's largest token id {least - 1}; "
+        f"expected at least {least}"
     ]
 
 

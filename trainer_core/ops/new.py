@@ -13,11 +13,11 @@ from trainer_core.data.heldout.validation import cut_rows
 from trainer_core.data.plan.consumer import register_consumer
 from trainer_core.errors import Refused
 from trainer_core.line.config import RunConfig, parse_run, save_run
-from trainer_core.line.files import parse_json, read_json
+from trainer_core.line.files import parse_json
 from trainer_core.line.paths import DataPaths, LinePaths
 from trainer_core.models.preset import Preset
 from trainer_core.models.presets import find_preset
-from trainer_core.ops.check import fit_problems, model_problems, vocabulary_problems
+from trainer_core.ops.check import fit_problems, least_vocabulary, model_problems, vocabulary_problems
 
 
 def new_line(
@@ -69,7 +69,7 @@ def _draft(preset: Preset, source: DataPaths, *, peak_lr: float) -> dict[str, An
         "model": {
             "name": preset.name,
             "family": preset.family,
-            "vocab_size": _vocabulary(source),
+            "vocab_size": least_vocabulary(source),
             "config": dict(preset.config),
         },
         "data": str(source.root.absolute()),
@@ -92,12 +92,6 @@ def _draft(preset: Preset, source: DataPaths, *, peak_lr: float) -> dict[str, An
         "validation": {"every_updates": training["validation_every"], "rows_per_stratum": 4},
         "checkpoints": {"every_updates": training["checkpoint_every"]},
     }
-
-
-def _vocabulary(source: DataPaths) -> int:
-    """Entries the model needs: the largest token id of the data line's tokenizer plus one."""
-    tokenizer = read_json(source.data)["tokenizer"]
-    return int(tokenizer["largest_id"]) + 1
 
 
 def _precision() -> str:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -261,6 +262,13 @@ def test_a_bad_configuration_is_refused_with_all_its_problems() -> None:
     ]
 
 
+def problems_of(**changes: Any) -> list[str]:
+    """Why a small model with these settings is refused."""
+    with pytest.raises(Refused) as refused:
+        small(**changes)
+    return list(refused.value.problems)
+
+
 def test_sizes_that_do_not_fit_together_are_refused_at_once() -> None:
     bad = {
         "width": 20,
@@ -270,9 +278,7 @@ def test_sizes_that_do_not_fit_together_are_refused_at_once() -> None:
         "pkm_key_dim": 5,
         "pkm_top": 6,
     }
-    with pytest.raises(Refused) as refused:
-        small(**bad)
-    assert list(refused.value.problems) == [
+    assert problems_of(**bad) == [
         "model.config.dendritic_heads 3 must be a multiple of model.config.synapse_groups, 2",
         "model.config.dendritic_width 25 must be a multiple of model.config.dendritic_heads, 3",
         "model.config.heads 4 must be a multiple of model.config.key_heads, 3",
@@ -285,9 +291,7 @@ def test_sizes_that_do_not_fit_together_are_refused_at_once() -> None:
 def test_what_does_not_fit_is_refused_beside_what_is_wrong_in_itself() -> None:
     """Misfits were only said once everything else was right."""
     bad = {"width": 20, "ffn": 0, "dendritic_heads": None, "pkm_top": 6, "release": "loud"}
-    with pytest.raises(Refused) as refused:
-        small(**bad)
-    assert list(refused.value.problems) == [
+    assert problems_of(**bad) == [
         "model.config.dendritic_heads is missing",
         "model.config.ffn is 0; expected a positive integer",
         "model.config.pkm_top 6 is more than model.config.pkm_keys 5",
